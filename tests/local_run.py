@@ -42,8 +42,8 @@ class LocalGang:
     ) -> None:
         """See `Gang.prewarm`."""
 
-    def held(self) -> int:
-        """See `Gang.held`."""
+    def occupied_workers(self) -> int:
+        """See `Gang.occupied_workers`."""
         return 0
 
     def ready(self) -> int:

@@ -30,11 +30,11 @@ from workloads.hf.files.meaning import (
     compares_labels,
     folder_meaning,
     generation_of,
-    told_by_label,
+    naming_labels,
     vocabulary_of_folder,
 )
 from workloads.hf.files.weight_files import check_of_class, weights_of_model
-from workloads.hf.tables.our_names import told_by_our_names
+from workloads.hf.tables.our_names import in_our_names
 from workloads.model.config import TransformerConfig
 from workloads.model.mup import beside
 from workloads.model.stored import StoredWeights
@@ -187,7 +187,7 @@ def load(
     if mup is None:
         made = _workload(model, config, objective=built, vocabulary=vocabulary, begin=begin, meaning=meaning)
         made = replace(made, generation=generation)
-        with told_by_our_names(config):
+        with in_our_names(config):
             return made if adapter is None else made.with_adapter(adapter)
     return _workload(model, _scaled(model, beside(config, mup), built, vocabulary), built, vocabulary, begin)
 
@@ -307,7 +307,7 @@ def _workload(
         return replace(workload, pretrained=weights)
     labels = getattr(objective, "labels", ())
     theirs = workload.meaning or folder_meaning(folder)
-    with told_by_label(theirs, objective.name, labels, folder):
+    with naming_labels(theirs, objective.name, labels, folder):
         weights = pretrained(config, workload.shapes, folder, workload.tables, vocabulary.added)
     return replace(workload, pretrained=by_label(weights, theirs, objective.name, labels, folder))
 

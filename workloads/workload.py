@@ -116,7 +116,7 @@ class Loss:
 
 
 @dataclass(frozen=True)
-class Reading:
+class Windowing:
     """How an objective divides the text into samples.
 
     Attributes:
@@ -210,7 +210,7 @@ class Objective(Protocol):
         """Return how many tokens of raw text a sample reads, so that its model input has `sequence_length` tokens."""
 
     @property
-    def reading(self) -> Reading:
+    def windowing(self) -> Windowing:
         """Return how the objective divides the text into samples."""
 
     def collate(self, read: Text, ids: Sequence[int], turn: int) -> Batch:

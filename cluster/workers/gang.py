@@ -244,7 +244,7 @@ class Gang(Protocol):
             avoid: addresses of nodes that get no workers. Read with a bundle only.
         """
 
-    def held(self) -> int:
+    def occupied_workers(self) -> int:
         """Return how many workers it occupies. The capacity of other gangs does not include them."""
 
     def ready(self) -> int:

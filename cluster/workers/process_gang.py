@@ -74,8 +74,8 @@ class ProcessGang:
     ) -> None:
         """See `Gang.prewarm`. Does nothing, because one fork server starts any number of ranks."""
 
-    def held(self) -> int:
-        """See `Gang.held`. Always 0, because `capacity` counts the whole machine."""
+    def occupied_workers(self) -> int:
+        """See `Gang.occupied_workers`. Always 0, because `capacity` counts the whole machine."""
         return 0
 
     def ready(self) -> int:

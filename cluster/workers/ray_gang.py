@@ -131,8 +131,8 @@ class RayGang:
             self._advance(wait=0.1)  # starts their imports, which go on while the caller does something else
         self._release_surplus()
 
-    def held(self) -> int:
-        """See `Gang.held`."""
+    def occupied_workers(self) -> int:
+        """See `Gang.occupied_workers`."""
         self._advance(wait=0.0)
         return self.ready() + sum(pending.granted for pending in self._pending)
 

@@ -86,7 +86,7 @@ def plan(
 
     Raises InputError if the job is wrong, no layout is legal, or none fits.
     """
-    from orchestrator.launch.planned_job import planned_here, planned_on_paper
+    from orchestrator.launch.planned_job import planned_locally, planned_on_paper
     from orchestrator.planner.planner import with_workers
 
     if not isinstance(job, Job):
@@ -100,7 +100,7 @@ def plan(
         spec = spec.with_parts(resources=with_workers(spec.resources, workers))
     directory = run_directory(job.name, run_dir)
     result = (
-        planned_here(spec, directory, trace) if machine is None else planned_on_paper(spec, machine, trace)
+        planned_locally(spec, directory, trace) if machine is None else planned_on_paper(spec, machine, trace)
     )
     planned = result.plan
     return JobPlan(

@@ -332,7 +332,7 @@ class Run:
             at_each_look(status)
             state = self._state_by(status)
             now = time.monotonic()
-            is_silent = signs.are_gone(status)
+            is_silent = signs.show_no_controller(status)
             if self._submission is not None:
                 if self._job_now().has_ended:
                     break

@@ -74,9 +74,9 @@ def run(
 
 def _in_background(job: Job, directory: RunDir, address: str | None, until: int | None, priority: int) -> Run:
     from orchestrator.api.background import BackgroundRun
-    from orchestrator.launch.active_controller import refuse_if_at_work
+    from orchestrator.launch.active_controller import refuse_if_active
 
-    refuse_if_at_work(directory)
+    refuse_if_active(directory)
     begun = BackgroundRun(job, directory, address, until, priority)
     return Run(directory, job.spec, (begun, begun.submission))
 

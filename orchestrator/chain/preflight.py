@@ -17,7 +17,7 @@ from orchestrator.config.errors import InputError, Problems
 from orchestrator.launch.init_checks import check_base, check_continues
 from orchestrator.launch.job_checks import JobChecks, check_job
 from orchestrator.launch.machine_checks import check_machine
-from orchestrator.launch.path_checks import check_all_places
+from orchestrator.launch.path_checks import check_all_uris
 from orchestrator.launch.worker import worker_at
 from orchestrator.models.base import INIT
 from orchestrator.models.continued import check_length, continuation_of
@@ -49,7 +49,7 @@ def check_chain(
                 if check_inputs(stage, done):
                     done.add(name)
                     continue
-                check_all_places(stage.job, stage.run)
+                check_all_uris(stage.job, stage.run)
                 check_machine(stage.job.resources, stage.job.all_workers, address)
                 if stage.stage.vocabulary:
                     JobChecks(jobs[name]).without_model()

@@ -14,9 +14,9 @@ from orchestrator.chain.stage_run import StageRun, stage_runs
 from orchestrator.config.chain import ChainSpec
 from orchestrator.config.outcome import Outcome
 from orchestrator.config.redact import holds_secret
-from orchestrator.launch.active_controller import refuse_if_at_work
+from orchestrator.launch.active_controller import refuse_if_active
 from orchestrator.launch.import_prefetch import imports_begun
-from orchestrator.launch.machine_checks import gpus_here
+from orchestrator.launch.machine_checks import local_gpus
 from orchestrator.launch.own_sources import make_own_sources
 from orchestrator.launch.submission import on_cluster
 from orchestrator.storage.file_names import CHAIN
@@ -61,7 +61,7 @@ def run(
     if is_over and before.get("state") == Outcome.DONE and root.exists(REPORT):
         line = f"{root.uri} is finished: nothing to do"
         return ChainOutcome(Outcome.DONE, record(chain, stages, root), line)
-    refuse_if_at_work(root, *(stage.run for stage in stages.values()))
+    refuse_if_active(root, *(stage.run for stage in stages.values()))
     made = root.create()
     try:
         with root.lock():
@@ -80,7 +80,7 @@ def _drive(driver: Driver, stages: Mapping[str, StageRun], address: str | None) 
     jobs = [stage.job for stage in stages.values()]
     cpus = max(each.all_workers.max * each.resources.per_worker.cpu for each in jobs)
     with_gpu = [each for each in jobs if each.resources.per_worker.gpu]
-    gpus = max((gpus_here(each.all_workers) for each in with_gpu), default=0) if address is None else 0
+    gpus = max((local_gpus(each.all_workers) for each in with_gpu), default=0) if address is None else 0
     with imports_begun(jobs[0].parallel, embedded=address is None) as shared:
         for _ in range(3):
             with on_cluster(address, cpus, gpus):

@@ -80,19 +80,19 @@ def call(arguments: list[str] | None = None) -> None:
 
     An error is one line on standard error; --debug, given anywhere, adds the trace.
     """
-    given = list(sys.argv[1:] if arguments is None else arguments)
+    words = list(sys.argv[1:] if arguments is None else arguments)
     if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
         sys.stdout.reconfigure(errors="replace")  # a curve in an encoding that has no bars for it
-    debug = "--debug" in given
-    given = [argument for argument in given if argument != "--debug"]
+    debug = "--debug" in words
+    words = [argument for argument in words if argument != "--debug"]
     interrupted = "interrupted"
-    if given[:1] in (["run"], ["tune"]):
+    if words[:1] in (["run"], ["tune"]):
         interrupted += "; the same command continues from the last checkpoint, if there is one"
     sys.exit(
         _guarded(
-            lambda: app(args=given, prog_name="orchestrator", standalone_mode=False),
+            lambda: app(args=words, prog_name="orchestrator", standalone_mode=False),
             debug,
-            "--json" in given,
+            "--json" in words,
             interrupted,
         )
     )
@@ -140,11 +140,11 @@ class _Failed(NamedTuple):
         Secrets are removed, because terminals are copied into logs and into questions to others.
         """
         lines = (
-            [str(each) for each in self.error.each()] if isinstance(self.error, InputError) else [self.line]
+            [str(line) for line in self.error.each()] if isinstance(self.error, InputError) else [self.line]
         )
         with contextlib.suppress(OSError):  # printing itself may be what failed
-            for each in lines:
-                print(f"orchestrator: {redact_message(each)}", file=sys.stderr)
+            for line in lines:
+                print(f"orchestrator: {redact_message(line)}", file=sys.stderr)
             if as_json:
                 print(json.dumps({"exit_code": self.code, "line": redact_message(self.line)}), flush=True)
 

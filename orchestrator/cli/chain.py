@@ -155,12 +155,12 @@ def stop_stages(root: RunDir, chain: ChainSpec, stop: Callable[[RunDir], None], 
     from orchestrator.observe.last_status import LOST
 
     summary = progress_of(root, chain)
-    working = [each for each in summary["stages"] if each["state"] not in (*ENDED, WAITING, LOST)]
+    working = [stage for stage in summary["stages"] if stage["state"] not in (*ENDED, WAITING, LOST)]
     if not working:
         raise InputError("no stage of this chain is running", root.uri, "see `orchestrator status`")
-    for each in working:
-        stop(_run(each["run_dir"]))
-    names = [each["stage"] for each in working]
+    for stage in working:
+        stop(_run(stage["run_dir"]))
+    names = [stage["stage"] for stage in working]
     if as_json:
         emit({"name": chain.name, "run_dir": root.uri, "state": "stopping", "stages": names})
     else:

@@ -57,7 +57,7 @@ def chaos(
             text = news
         else:
             compared.append(news)
-            text = f"{news.fault}: {'held' if news.held else 'NOT the same run'}"
+            text = f"{news.fault}: {'held' if news.is_same else 'NOT the same run'}"
         console.print(f"[{len(compared)} of {len(disturbed)} faults] {text}", markup=False)
 
     compared: list[RunComparison] = []
@@ -66,7 +66,7 @@ def chaos(
         emit(to_json(comparisons))
     else:
         _show(comparisons)
-    return 0 if all(comparison.held for comparison in comparisons) else 1
+    return 0 if all(comparison.is_same for comparison in comparisons) else 1
 
 
 def _refuse_old(runs: Path) -> None:

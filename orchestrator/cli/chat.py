@@ -73,10 +73,10 @@ def _line() -> str:
 
 def _answer(speaker: Speaker, talk: list[dict[str, Any]], max_tokens: int, sampling: Sampling) -> str | None:
     """Print an answer while it is generated and return it; None if the model cannot answer."""
-    heard: list[str] = []
+    pieces: list[str] = []
 
     def hear(piece: str) -> None:
-        heard.append(piece)
+        pieces.append(piece)
         print(piece, end="", flush=True)
 
     try:
@@ -87,7 +87,7 @@ def _answer(speaker: Speaker, talk: list[dict[str, Any]], max_tokens: int, sampl
         return answer.text
     except KeyboardInterrupt:
         print("\norchestrator: stopped", file=sys.stderr)
-        return "".join(heard)
+        return "".join(pieces)
     except InputError as error:
         print(f"orchestrator: {error}; /new starts a new conversation", file=sys.stderr)
         return None

@@ -43,9 +43,10 @@ def list_(run_dir: Run, as_json: Json = False) -> None:
         return
     columns = ["step", "position", "receipt", "layout", "MiB", "created", "state"]
     metrics = [row["evaluation"] for row in checkpoints]
-    columns += dict.fromkeys(name for one in metrics for name in one if name.endswith(".loss"))
+    columns += dict.fromkeys(name for evaluation in metrics for name in evaluation if name.endswith(".loss"))
     rows = [
-        [_text((row | one).get(c)) for c in columns] for row, one in zip(checkpoints, metrics, strict=True)
+        [_text((row | evaluation).get(c)) for c in columns]
+        for row, evaluation in zip(checkpoints, metrics, strict=True)
     ]
     table("Commits", columns, rows)
 
@@ -55,7 +56,7 @@ def verify(run_dir: Run, step: One = None, as_json: Json = False) -> None:
     not trained: check that the base still has them. Exit code 1 if something is damaged."""
     from orchestrator.checkpoint.resolve_checkpoint import read_chosen
     from orchestrator.data.store.tokens import problems as problems_of
-    from orchestrator.resolve.prepared_data import place_of_data
+    from orchestrator.resolve.prepared_data import data_location
 
     (run, spec), store = existing_run(run_dir), _store(run_dir)
 
@@ -75,7 +76,7 @@ def verify(run_dir: Run, step: One = None, as_json: Json = False) -> None:
     problems = {f"step {number}": lines for number, (lines, _) in results.items()}
     data_folders = {data for _, data in results.values()}
     for uri in sorted(filter(None, data_folders)):
-        location = place_of_data(spec.data, run, uri)
+        location = data_location(spec.data, run, uri)
         if location is None:  # which is not a problem: it is made again
             print(f"data {uri} is not there, and was not looked at", file=sys.stderr)
         elif lines := problems_of(location):
@@ -89,11 +90,11 @@ def verify(run_dir: Run, step: One = None, as_json: Json = False) -> None:
         raise typer.Exit(1)
 
 
-def _forms(begun: str) -> list[str]:
+def _forms(incomplete: str) -> list[str]:
     """The forms of an export with this prefix, for shell completion."""
     from orchestrator.export.converted import forms_of_commits
 
-    return [name for name in forms_of_commits() if name.startswith(begun)]
+    return [name for name in forms_of_commits() if name.startswith(incomplete)]
 
 
 def export(

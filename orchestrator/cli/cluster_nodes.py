@@ -202,22 +202,24 @@ def down(name: Name = "local", as_json: Json = False) -> None:
     from cluster.remote import ssh_cluster
 
     with _errors_of(name, quiet=True):
-        ended, silent = ssh_cluster.down(name)
+        has_ended, silent = ssh_cluster.down(name)
         elsewhere = loopback.elsewhere(name)
     for line in silent:
         print(f"not ended from here; it ends by itself because the head is gone: {line}", file=sys.stderr)
-    for folder, count in elsewhere.items() if not ended else ():
-        place = Path(folder).parents[1]
-        hint = f"end it with TMPDIR={place} orchestrator cluster down --name {name}"
+    for folder, count in elsewhere.items() if not has_ended else ():
+        tmpdir = Path(folder).parents[1]
+        hint = f"end it with TMPDIR={tmpdir} orchestrator cluster down --name {name}"
         raise InputError(
             f"is not running here; {count} processes of a cluster with that name run elsewhere",
             f"cluster {name}",
             hint,
         )
     if as_json:
-        emit({"ended": ended} | ({"silent": silent} if silent else {}))
+        emit({"ended": has_ended} | ({"silent": silent} if silent else {}))
     else:
-        print(f"the cluster {name!r} is gone" if ended else f"there is no cluster {name!r}: nothing to do")
+        print(
+            f"the cluster {name!r} is gone" if has_ended else f"there is no cluster {name!r}: nothing to do"
+        )
 
 
 def _existing(name: str) -> LocalCluster:

@@ -36,34 +36,34 @@ def show_forecast(train: TrainSpec, result: dict[str, Any]) -> None:
     rows = [
         [
             name,
-            each["ends"],
-            f"{days(each['days'])} ({days(each['days_least'])} to {days(each['days_most'])})",
-            f"{each['goodput']:.1%}",
-            f"{each['usd']:,.0f}",
-            f"{each['kwh']:,.0f}",
-            f"{each['kg_co2e']:,.0f}",
-            f"{each['failures']:.0f}",
-            str(each["spares"]),
+            market["ends"],
+            f"{days(market['days'])} ({days(market['days_least'])} to {days(market['days_most'])})",
+            f"{market['goodput']:.1%}",
+            f"{market['usd']:,.0f}",
+            f"{market['kwh']:,.0f}",
+            f"{market['kg_co2e']:,.0f}",
+            f"{market['failures']:.0f}",
+            str(market["spares"]),
         ]
-        for name, each in result["markets"].items()
+        for name, market in result["markets"].items()
     ]
     columns = ["market", "ends", "takes", "goodput", "USD", "kWh", "kg CO2e", "failures", "spares"]
     table("Forecast: the mean of some simulated runs, with the controller's own decisions", columns, rows)
-    for name, each in result["markets"].items():
-        best, parts = each["young_daly"], each["share_of_time"]
+    for name, market in result["markets"].items():
+        best, parts = market["young_daly"], market["share_of_time"]
         spent = ", ".join(f"{part} {share:.1%}" for part, share in parts.items() if share >= 0.0005)
         print(
-            f"{name}: a failure each {duration(3600 * each['hours_between_failures'])}; time went to {spent}."
+            f"{name}: a failure each {duration(3600 * market['hours_between_failures'])}; time went to {spent}."
         )
         snapshots = commit["snapshot_every_steps"]
-        least = (
+        advice = (
             f"one lost node goes back to a snapshot, made every {snapshots} steps in another node's memory"
             if snapshots
             else f"least is lost with one each {best['every_steps']} ({duration(best['seconds'])}), "
             f"goodput {best['goodput']:.1%}"
         )
-        print(f"  A commit each {commit['every_steps']} steps; {least}.")
-        if each["why"]:
-            print(f"  It ended so: {each['why']}.")
-        more = [f"{c['spares']}: {days(c['days'])}, {c['usd']:,.0f} USD" for c in each["by_spares"]]
+        print(f"  A commit each {commit['every_steps']} steps; {advice}.")
+        if market["why"]:
+            print(f"  It ended so: {market['why']}.")
+        more = [f"{c['spares']}: {days(c['days'])}, {c['usd']:,.0f} USD" for c in market["by_spares"]]
         print(f"  By spare nodes: {'; '.join(more)}.")

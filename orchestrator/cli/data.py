@@ -246,8 +246,8 @@ def inspect(
         _refuse({"--share": share is not None}, data, "name the folder of prepared data")
         _refuse({"--turn": bool(turn and sample is None)}, data, "give --sample")
         _refuse({"--count": count > 1 and at is None}, data, "give --at")
-        seen = data_samples.look(*inputs, data_samples.Wanted(at, sample, turn, count))
-        emit(seen) if as_json else data_samples.show(seen)
+        result = data_samples.describe(*inputs, data_samples.Wanted(at, sample, turn, count))
+        emit(result) if as_json else data_samples.show(result)
         return
     _refuse({"--set": bool(overrides)}, data, "it is for a job file")
     options = {
@@ -267,8 +267,8 @@ def inspect(
     _inspect_prepared(data, share, removed_by, as_json)
 
 
-def _refuse(given: dict[str, bool], data: str, hint: str) -> None:
-    for option in (option for option, is_given in given.items() if is_given):
+def _refuse(options: dict[str, bool], data: str, hint: str) -> None:
+    for option in (option for option, is_given in options.items() if is_given):
         raise InputError(f"{option} does nothing here", data, hint)
 
 

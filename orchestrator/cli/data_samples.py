@@ -56,7 +56,7 @@ def inputs_of(
     from orchestrator.resolve.training_inputs import training_inputs
     from orchestrator.storage.run_directory import RunDir
 
-    place = place_of(target)
+    folder = place_of(target)
     if os.path.isfile(target):
         spec = job_of(Path(target), overrides)
         run = run_of(spec.name, None)
@@ -65,7 +65,7 @@ def inputs_of(
         except Absent:
             data = prepared_job(Path(target), overrides, None, address)[1]
     else:
-        run = RunDir(place)
+        run = RunDir(folder)
         stored = read_job(run)
         if stored is None or not run.holds_a_run():
             return None
@@ -74,15 +74,15 @@ def inputs_of(
         spec = stored
         commit = Store(run.commits).latest(deep=False)
         if commit is not None:
-            tokens = whole(tokens_of(spec.data, run, commit.meta["data"]))
-            inputs = training_inputs(spec, tokens, kept=kept_config(commit))
+            tokens = fully_prepared(tokens_of(spec.data, run, commit.meta["data"]))
+            inputs = training_inputs(spec, tokens, folder_config=kept_config(commit))
             return inputs, tokens, continuation_of(spec).source(run)
         data = prepared(spec, run, PreparedData(), silent, make=False)
     tokens = Tokens.open(data.uri)
     return training_inputs(spec, tokens), tokens, continuation_of(spec).source(run)
 
 
-def whole(tokens: Tokens) -> Tokens:
+def fully_prepared(tokens: Tokens) -> Tokens:
     """Prepared data that is all there. Raises InputError for some that is not: the rest would be waited for."""
     if tokens.sections is not None:
         problem = "is not all prepared, and how often a run reads it follows from all of it"
@@ -92,32 +92,35 @@ def whole(tokens: Tokens) -> Tokens:
     return tokens
 
 
-def look(inputs: TrainingInputs, tokens: Tokens, begun: Source | None, wanted: Wanted) -> dict[str, Any]:
+def describe(
+    inputs: TrainingInputs, tokens: Tokens, continued: Source | None, wanted: Wanted
+) -> dict[str, Any]:
     """The course of the run and the requested samples, as plain data. Raises InputError."""
     from orchestrator.data.samples.inspect import documents_cut
     from orchestrator.data.samples.mixture.passes import MANY
     from orchestrator.resolve.training_inputs import course_of
 
     spec, batches = inputs.job.spec, inputs.text[0]
-    result: dict[str, Any] = {"name": spec.name, **course_of(inputs, spec.data, spec.train, begun)}
+    result: dict[str, Any] = {"name": spec.name, **course_of(inputs, spec.data, spec.train, continued)}
     for source in result["sources"]:
         source["too_often"] = source["passes"] > MANY
-    reading, streams = batches.read.objective.reading, batches.read.streams
-    if reading.unit == "stream" and streams.manifest.format > 1:
-        result |= documents_cut(streams, reading, batches.packed)
+    windowing, streams = batches.read.objective.windowing, batches.read.streams
+    if windowing.unit == "stream" and streams.manifest.format > 1:
+        result |= documents_cut(streams, windowing, batches.packed)
     if batches.packed:
         size = min(len(batches.read), 10_000)
         result["padding"] = round(batches.padding(0, size), 6)
     if wanted.at is not None or wanted.sample is not None:
         decode = _decoder(tokens.tokenizer())
         result["samples"] = [
-            _shown(inputs, spec.train, place, decode) for place in _places(inputs, spec.train, begun, wanted)
+            _shown(inputs, spec.train, entry, decode)
+            for entry in _entries(inputs, spec.train, continued, wanted)
         ]
     return result
 
 
 def show(result: dict[str, Any]) -> None:
-    """Print the result of `look`: with colours on a terminal, plain elsewhere."""
+    """Print the result of `describe`: with colours on a terminal, plain elsewhere."""
     from rich.console import Console
     from rich.text import Text
 
@@ -134,10 +137,13 @@ def show(result: dict[str, Any]) -> None:
             )
         )
     for sample in result.get("samples", ()):
-        place = "" if sample["position"] is None else f"position {sample['position']}, "
-        place += "" if sample["step"] is None else f"step {sample['step']}, "
+        location = "" if sample["position"] is None else f"position {sample['position']}, "
+        location += "" if sample["step"] is None else f"step {sample['step']}, "
         pieces = ", ".join(f"{a} to {b}" for a, b in sample["pieces"])
-        title = f"{place}sample {sample['sample']} of source {sample['source']}, turn {sample['turn']}: tokens {pieces}"
+        title = (
+            f"{location}sample {sample['sample']} of source {sample['source']}, turn {sample['turn']}: "
+            f"tokens {pieces}"
+        )
         console.print(Text(title, style="bold"))
         for row in sample["rows"]:
             for name, pieces in row["shown"].items():
@@ -149,52 +155,56 @@ def show(result: dict[str, Any]) -> None:
                 console.print(Text(f"{name}: {value}"))
 
 
-def _places(
-    inputs: TrainingInputs, train: TrainSpec, begun: Source | None, wanted: Wanted
+def _entries(
+    inputs: TrainingInputs, train: TrainSpec, continued: Source | None, wanted: Wanted
 ) -> list[dict[str, Any]]:
     from orchestrator.data.samples.inspect import samples_at
 
     batches = inputs.text[0]
     if wanted.sample is None:
         positions = range(wanted.at or 0, (wanted.at or 0) + wanted.count)
-        first = (begun.commit.step, begun.first_position(train.continue_from)) if begun else (0, 0)
+        first = (
+            (continued.commit.step, continued.first_position(train.continue_from)) if continued else (0, 0)
+        )
         return samples_at(batches, positions, inputs.job.spec.samples_per_step, first)
     if wanted.sample not in batches.read:
         problem = f"no sample has the id {wanted.sample}; {len(batches.read)} are prepared"
         raise InputError(problem, "--sample", "list ids with --at POSITION")
     source, pieces = batches.read.origin(wanted.sample)
-    place = {"position": None, "step": None, "turn": wanted.turn, "sample": wanted.sample, "source": source}
-    return [{**place, "pieces": [[start, start + length] for start, length in pieces]}]
+    entry = {"position": None, "step": None, "turn": wanted.turn, "sample": wanted.sample, "source": source}
+    return [{**entry, "pieces": [[start, start + length] for start, length in pieces]}]
 
 
-def _shown(inputs: TrainingInputs, train: TrainSpec, place: dict[str, Any], decode: Decode) -> dict[str, Any]:
+def _shown(inputs: TrainingInputs, train: TrainSpec, entry: dict[str, Any], decode: Decode) -> dict[str, Any]:
     """A sample with its rows; a warm-up of the sequence length makes several rows of one sample."""
-    from orchestrator.data.samples.inspect import answers_apart, others, plain, spots
+    from orchestrator.data.samples.inspect import answers_apart, other_entries, plain, spots
     from orchestrator.train.sequence_warmup import shortened
 
     read = inputs.text[0].read
-    batch = read.collate([place["sample"]], place["turn"])
+    batch = read.collate([entry["sample"]], entry["turn"])
     length = None
-    if read.objective.reading.partial:
-        length = read.length(place["sample"]) - (
-            read.objective.reading.window - read.objective.reading.stride
+    if read.objective.windowing.partial:
+        length = read.length(entry["sample"]) - (
+            read.objective.windowing.window - read.objective.windowing.stride
         )
-    whole, warmup = batch["tokens"].shape[1], train.sequence_warmup
-    if warmup and place["step"]:
-        batch = shortened(batch, warmup.at(place["step"] - 1, whole))
+    full_length, warmup = batch["tokens"].shape[1], train.sequence_warmup
+    if warmup and entry["step"]:
+        batch = shortened(batch, warmup.at(entry["step"] - 1, full_length))
     size, rows = batch["tokens"].shape[1], []
     is_causal = inputs.workload.config.architecture == "decoder"
     for row in range(len(batch["tokens"])):
-        left = None if length is None else length - row * size
-        marks: dict[str, list[Spot]] = spots(batch, row, decode, inputs.workload.vocabulary.eos, left)
+        remaining = None if length is None else length - row * size
+        marks: dict[str, list[Spot]] = spots(batch, row, decode, inputs.workload.vocabulary.eos, remaining)
         rows.append(
             {
-                "tokens": {name: [spot.to_json() for spot in each] for name, each in marks.items()},
-                "others": others(batch, row),
-                "shown": {name: plain(each, is_causal) for name, each in answers_apart(marks, batch).items()},
+                "tokens": {name: [spot.to_json() for spot in marked] for name, marked in marks.items()},
+                "others": other_entries(batch, row),
+                "shown": {
+                    name: plain(marked, is_causal) for name, marked in answers_apart(marks, batch).items()
+                },
             }
         )
-    return {**place, "rows": rows}
+    return {**entry, "rows": rows}
 
 
 def _decoder(tokenizer: Tokenizer) -> Decode:

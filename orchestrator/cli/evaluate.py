@@ -75,22 +75,24 @@ def evaluate(
         row = subject.on_text(sets, address) if sets or not files else None
         return row, subject.on_tasks(files) if files else None
 
-    row, of_tasks = _measured(model, step, overrides or [], raw=raw_weights, measure=measure)
-    first = row or of_tasks
+    row, task_row = _measured(model, step, overrides or [], raw=raw_weights, measure=measure)
+    first = row or task_row
     assert first is not None
-    of_text = row["sets"] if row else {}
+    text_sets = row["sets"] if row else {}
     if as_json:
-        emit({**first, "sets": of_text, **({"tasks": of_tasks["sets"]} if of_tasks else {})})
+        emit({**first, "sets": text_sets, **({"tasks": task_row["sets"]} if task_row else {})})
         return
     averaged = ", averaged weights" if "weights" in first else ""
     print(f"Step {first['step']}{averaged}" if first["step"] else model)
-    if of_text:
-        names = list(dict.fromkeys(name for metrics in of_text.values() for name in metrics))
-        rows = [[key, *(f"{m[n]:.6g}" if n in m else "" for n in names)] for key, m in of_text.items()]
+    if text_sets:
+        names = list(dict.fromkeys(name for metrics in text_sets.values() for name in metrics))
+        rows = [[key, *(f"{m[n]:.6g}" if n in m else "" for n in names)] for key, m in text_sets.items()]
         # Rows and MLflow call it `tokens`; a classifier predicts records.
         table("", ["set", *("predicted" if name == "tokens" else name for name in names)], rows)
-    if of_tasks:
-        metrics = [(task, *one) for task, found in of_tasks["sets"].items() for one in found.items()]
+    if task_row:
+        metrics = [
+            (task, *metric) for task, by_metric in task_row["sets"].items() for metric in by_metric.items()
+        ]
         table(
             "", ["task", "metric", "value"], [[task, name, f"{value:.6g}"] for task, name, value in metrics]
         )
@@ -283,10 +285,10 @@ def _measured(
             hint = "leave it out, or give it to checkpoint export"
             raise InputError("an export has the weights that it was made of", "--raw-weights", hint)
         return measure(_Export(local_path(model), overrides))
-    place, step = run_and_step(place_of(model), step, f"--step {step}")
+    folder, step = run_and_step(place_of(model), step, f"--step {step}")
     if overrides:
         raise InputError("a run is evaluated as its job says", "--set", "leave it out; it is for an export")
-    run = existing_run(place)[0]
+    run = existing_run(folder)[0]
     store = Store(run.commits)
     return read_chosen(
         store, step, lambda number: measure(CommitOfRun(run, store.manifest(number), raw, "--on"))

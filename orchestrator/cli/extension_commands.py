@@ -60,7 +60,7 @@ def _broken(point: EntryPoint, error: Exception) -> Callable[[], None]:
 def _group(app: typer.Typer, words: list[str]) -> typer.Typer | None:
     """Return the group of commands that these words call; None if there is no such group."""
     for word in words:
-        inner = [each.typer_instance for each in app.registered_groups if each.name == word]
+        inner = [group.typer_instance for group in app.registered_groups if group.name == word]
         if not inner or inner[0] is None:
             return None
         app = inner[0]
@@ -70,11 +70,11 @@ def _group(app: typer.Typer, words: list[str]) -> typer.Typer | None:
 def _names(app: typer.Typer) -> set[str]:
     """Return the names of the commands and groups of a group."""
     functions = (
-        each.name or each.callback.__name__.replace("_", "-")
-        for each in app.registered_commands
-        if each.callback
+        command.name or command.callback.__name__.replace("_", "-")
+        for command in app.registered_commands
+        if command.callback
     )
-    return {*functions, *(str(each.name) for each in app.registered_groups)}
+    return {*functions, *(str(group.name) for group in app.registered_groups)}
 
 
 def _package(point: EntryPoint) -> str:

@@ -28,7 +28,7 @@ def statuses(run: RunDir) -> Iterator[Row]:
     signs = Signs()
     while True:
         status = last_status(run)
-        is_silent = signs.are_gone(status)
+        is_silent = signs.show_no_controller(status)
         yield status
         if status.get("phase") in ENDED:
             return

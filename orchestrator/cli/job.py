@@ -75,8 +75,8 @@ def init(
     if os.path.lexists(path):
         raise InputError("there is a file already", str(path), "give another name")
     if source is not None:
-        given = {"--data": data, "--from-hf": from_hf, "--tokenizer": tokenizer}
-        if other := next((option for option, value in given.items() if value), None):
+        other_options = {"--data": data, "--from-hf": from_hf, "--tokenizer": tokenizer}
+        if other := next((option for option, value in other_options.items() if value), None):
             raise InputError(
                 "does not go with --from", other, "leave it out, and change the job that is written"
             )
@@ -84,7 +84,7 @@ def init(
         return
     named, template = name_of(path) if name is None else name, path.with_suffix(".jinja")
     made = first_job(
-        named, data or ["corpus/*.txt"], from_hf, tokenizer, template=str(template), asked=objective
+        named, data or ["corpus/*.txt"], from_hf, tokenizer, template=str(template), objective_name=objective
     )
     text = made.text
     where = str(path) if name is None else "the name"
@@ -124,7 +124,7 @@ def _translate(source: Path, path: Path, name: str | None, objective: str | None
         table(
             f"Keys of {translated.trainer} without a place",
             ["key", "nearest"],
-            [[*each] for each in translated.left],
+            [[*pair] for pair in translated.left],
         )
     typed = shlex.quote(str(path))
     print(f"{path} is written; next: orchestrator plan {typed}, then orchestrator run {typed}")
@@ -147,7 +147,10 @@ def schema(
         print(chain.schema())
         return
     for section in sections_of(key):
-        rows = [[each.name, each.type, each.default, each.meaning] for each in section.keys]
+        rows = [
+            [described.name, described.type, described.default, described.meaning]
+            for described in section.keys
+        ]
         table(section.path or "the job", ["key", "type", "default", "meaning"], rows)
 
 
@@ -274,8 +277,8 @@ def plan(
         plan_chain(
             spec,
             run_of(spec.name, None),
-            lambda each: _plan(
-                each,
+            lambda planned_spec: _plan(
+                planned_spec,
                 workers,
                 device=machine,
                 html=None,
@@ -316,7 +319,7 @@ def _plan(
     from orchestrator.cli import plan_table
     from orchestrator.cli.cluster_plan import read_cluster, show_forecast
     from orchestrator.launch.forecast import forecast_of
-    from orchestrator.launch.planned_job import planned_here, planned_on_paper
+    from orchestrator.launch.planned_job import planned_locally, planned_on_paper
     from orchestrator.planner.demand import demand_of
     from orchestrator.planner.frontier import frontier
     from orchestrator.planner.planner import with_workers
@@ -330,7 +333,7 @@ def _plan(
     with StageNotice(as_json) as notice:
         notice.begin("checking the job and comparing layouts")
         by_formula = (
-            planned_here(spec, run, False, begin=notice.begin)
+            planned_locally(spec, run, False, begin=notice.begin)
             if device is None
             else planned_on_paper(spec, device, False)
         )

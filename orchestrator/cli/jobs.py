@@ -176,7 +176,7 @@ def _watch(run: RunDir, as_json: bool, how: str | None) -> None:
             emit(summary)
         else:
             final_table(summary)
-    raise _ended(Outcome(summary["state"]), lambda: summary.get("commit") is not None)
+    raise _exit_of(Outcome(summary["state"]), lambda: summary.get("commit") is not None)
 
 
 def _summary_of(run: RunDir, before: dict[str, Any] | None) -> dict[str, Any]:
@@ -225,10 +225,10 @@ def _follow(jobs: Jobs, submission: Submission, as_json: bool) -> None:
         print(f"{final.id}: {final.state}")
     if final.state == Outcome.FAILED and final.exit_code is None:  # its log does not say why
         print(f"orchestrator: {final.message}", file=sys.stderr)
-    raise _ended(Outcome(final.state), lambda: has_commit(final) is not False)
+    raise _exit_of(Outcome(final.state), lambda: has_commit(final) is not False)
 
 
-def _ended(outcome: Outcome, can_go_on: Callable[[], bool]) -> typer.Exit:
+def _exit_of(outcome: Outcome, can_go_on: Callable[[], bool]) -> typer.Exit:
     """The end of a command that has followed something to its end; stopped is what can go on from a commit."""
     if outcome == Outcome.STOPPED and not can_go_on():
         print("orchestrator: no checkpoint yet; the same job starts from the beginning", file=sys.stderr)

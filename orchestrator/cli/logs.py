@@ -72,13 +72,13 @@ def _print_controllers(run: RunDir, wanted: re.Pattern[str], follow: bool, as_js
     from orchestrator.observe.rank_log import CONTROLLER, LogReader
 
     log, events = LogReader(run, CONTROLLER), list[dict[str, Any]]()
-    for ended in _looks(run, follow):
-        for name, line in log.new_lines(last=ended):
+    for has_ended in _looks(run, follow):
+        for name, line in log.new_lines(last=has_ended):
             if wanted.search(line):
                 events.append({"began": name.removesuffix(".log"), "line": line})
         if not as_json:
-            for each in events:
-                print(each["line"], flush=follow)
+            for event in events:
+                print(event["line"], flush=follow)
             events = []
     if as_json:
         emit(events)
@@ -122,19 +122,19 @@ def _lines(
 
     attempts = attempts_of(run)
     if attempt is not None and attempt not in attempts and not follow:
-        others = f"attempts {', '.join(map(str, attempts))} did" if attempts else "no other did either"
-        raise InputError(f"no rank printed anything; {others}", f"--attempt {attempt}", "name another")
+        advice = f"attempts {', '.join(map(str, attempts))} did" if attempts else "no other did either"
+        raise InputError(f"no rank printed anything; {advice}", f"--attempt {attempt}", "name another")
     shown = attempt or max(attempts, default=0)
     if not shown and not follow:
         print("orchestrator: no rank has printed anything", file=sys.stderr)
         return
     log = AttemptLog(run, shown, ranks)
-    for ended in _looks(run, follow):
+    for has_ended in _looks(run, follow):
         more = True
         while more:
             later = [] if attempt else [number for number in attempts_of(run) if number > shown]
             more = bool(later)
-            yield from ((shown, of, line) for of, line in log.new_lines(last=ended or more))
+            yield from ((shown, of, line) for of, line in log.new_lines(last=has_ended or more))
             if later:
                 shown = later[0]
                 log = AttemptLog(run, shown, ranks)
@@ -142,8 +142,8 @@ def _lines(
 
 def _print_job(jobs: Jobs, job: Submission, follow: bool, as_json: bool) -> None:
     if as_json:
-        ended = jobs.wait(job.id, float("inf")) if follow else job
-        emit({**ended.to_json(), "lines": jobs.logs(job.id).splitlines()})
+        final = jobs.wait(job.id, float("inf")) if follow else job
+        emit({**final.to_json(), "lines": jobs.logs(job.id).splitlines()})
     elif follow:
         for part in jobs.follow(job.id):
             print(part, end="", flush=True)

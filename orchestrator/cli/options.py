@@ -37,14 +37,16 @@ class ProgressKind(StrEnum):
     NONE = "none"
 
 
-def run_names(begun: str) -> list[str]:
+def run_names(incomplete: str) -> list[str]:
     """The names of runs in the folder RUNS with this prefix, newest first, for shell completion. The shell completes
     paths itself."""
     folder = Path(RUNS)
-    if "/" in begun or not folder.is_dir():
+    if "/" in incomplete or not folder.is_dir():
         return []
-    runs = [each for each in folder.iterdir() if each.name.startswith(begun) and (each / "job.yaml").exists()]
-    return [each.name for each in sorted(runs, key=lambda each: -each.stat().st_mtime)]
+    runs = [
+        run for run in folder.iterdir() if run.name.startswith(incomplete) and (run / "job.yaml").exists()
+    ]
+    return [run.name for run in sorted(runs, key=lambda run: -run.stat().st_mtime)]
 
 
 Job = Annotated[Path, typer.Argument(help="the job file", show_default=False)]
@@ -184,11 +186,11 @@ def existing_folder(folder: str) -> str:
     return path
 
 
-def on_this_machine(given: str | Path) -> Path:
+def on_this_machine(value: str | Path) -> Path:
     """The value of an option as a local path. Raises InputError for a URI."""
     from orchestrator.storage.uri import check_uri, is_path
 
-    text = str(given)  # a default is a path already
+    text = str(value)  # a default is a path already
     check_uri(text)
     if not is_path(text):
         raise InputError("is not a path of this machine", text, "give a path")

@@ -109,18 +109,18 @@ def show(
             f"By these predictions {workers} faster, {takes} per step: set resources.workers.max to {world}."
         )
     if (fed := feed(data, demand.resources.per_worker, plan)) is not None:
-        beside = f"{fed.processors} CPU{'s' if fed.processors > 1 else ''} beside the workers"
+        processors = f"{fed.processors} CPU{'s' if fed.processors > 1 else ''} beside the workers"
         waits = f"a step waits {duration(fed.stall_seconds)} while text is left to prepare"
         print(
-            f"Streamed text: {beside} make {count(fed.prepared)} tokens/s of it, training reads {count(fed.read)}: "
+            f"Streamed text: {processors} make {count(fed.prepared)} tokens/s of it, training reads {count(fed.read)}: "
             f"{waits if fed.stall_seconds else 'it does not wait'}."
         )
     ranks = plan.chosen.layout.world
     if checkpoint.snapshot_every is not None and ranks > 1:
         state = state_bytes(demand.optimizer, checkpoint.ema, shape, pruned=demand.pruned)
-        each = size(snapshot_bytes(state, ranks))
+        snapshot_size = size(snapshot_bytes(state, ranks))
         print(
-            f"Snapshots, if the workers are on several nodes, take up to {each} more of host memory for each."
+            f"Snapshots, if the workers are on several nodes, take up to {snapshot_size} more of host memory for each."
         )
     print("Predicted, not measured: the run's report shows both side by side.")
 
@@ -132,12 +132,12 @@ def show_memory(plan: Plan, traced: TracedMemory, on_cpu: bool) -> None:
 
     rows = [
         [
-            str(each.rank),
-            *(size(each.memory.at_peak[category]) for category in CATEGORIES),
-            size(each.memory.peak),
-            each.memory.phase,
+            str(trace.rank),
+            *(size(trace.memory.at_peak[category]) for category in CATEGORIES),
+            size(trace.memory.peak),
+            trace.memory.phase,
         ]
-        for each in traced.traces
+        for trace in traced.traces
     ]
     if rows:
         table("Memory of the chosen layout", ["rank", *CATEGORIES, "peak", "in the pass"], rows)
@@ -151,49 +151,49 @@ def show_memory(plan: Plan, traced: TracedMemory, on_cpu: bool) -> None:
         if largest is None:
             print(f"A worker needs {size(traced.needed(plan.chosen.memory, on_cpu))} at least.")
         print(f"That is more than {size(offered(plan.machine, on_cpu))} that a worker offers.")
-    for line in sorted({line for each in traced.traces for line in each.assumed}):
+    for line in sorted({line for trace in traced.traces for line in trace.assumed}):
         print(f"Assumed: {line}.")
 
 
-def show_rollouts(found: RolloutPlan | None) -> None:
+def show_rollouts(plan: RolloutPlan | None) -> None:
     """Print what is predicted of rollouts, and the fastest split of the workers."""
     from orchestrator.cli.options import table
     from orchestrator.observe.pages.page import size
 
-    if found is None:
+    if plan is None:
         return
     rows = [
         [
-            "chosen" if split is found.asked else "",
+            "chosen" if split is plan.asked else "",
             str(split.generating or "the ranks"),
             str(split.layout),
             duration(split.time.generate),
             duration(split.time.train),
             duration(split.time.seconds),
         ]
-        for split in found.splits
+        for split in plan.splits
     ]
     table("Workers of rollouts", ["", "generate", "train", "generation", "training", "step"], rows)
-    time = found.asked.time
-    beside = ", beside training" if time.overlaps else ""
+    time = plan.asked.time
+    overlap = ", beside training" if time.overlaps else ""
     print(
-        f"A rollout: transfer {duration(time.transfer)}, generate {duration(time.generate)}{beside}, reward "
+        f"A rollout: transfer {duration(time.transfer)}, generate {duration(time.generate)}{overlap}, reward "
         f"{duration(time.reward)} by rules; for prompts and answers of the longest length."
     )
-    best = found.splits[0]
-    if best is not found.asked and best.time.seconds * (1.0 + TIE) < found.asked.time.seconds:
-        told = f"with {best.generating} rollout workers" if best.generating else "without rollout workers"
-        fewer = found.asked.layout.world + found.asked.generating - best.layout.world - best.generating
+    best = plan.splits[0]
+    if best is not plan.asked and best.time.seconds * (1.0 + TIE) < plan.asked.time.seconds:
+        setting = f"with {best.generating} rollout workers" if best.generating else "without rollout workers"
+        fewer = plan.asked.layout.world + plan.asked.generating - best.layout.world - best.generating
         number = f"{fewer} fewer workers are" if fewer > 0 else "the same number of workers is"
         print(
-            f"By these predictions {number} faster {told}, {duration(best.time.seconds)} per step: "
+            f"By these predictions {number} faster {setting}, {duration(best.time.seconds)} per step: "
             f"{best.layout.world} train."
         )
-    if found.worker_bytes:
+    if plan.worker_bytes:
         print(
-            f"A rollout worker needs {size(found.worker_bytes)}, and each node with some {size(found.server_bytes)} "
+            f"A rollout worker needs {size(plan.worker_bytes)}, and each node with some {size(plan.server_bytes)} "
             f"of host memory for weights"
-            + ("." if found.fits else f"; a worker offers only {size(found.offered_bytes)}.")
+            + ("." if plan.fits else f"; a worker offers only {size(plan.offered_bytes)}.")
         )
 
 

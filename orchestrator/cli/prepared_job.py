@@ -19,14 +19,14 @@ def prepared_job(
     from orchestrator.cli.options import job_of, run_of
     from orchestrator.launch.job_checks import JobChecks
     from orchestrator.launch.own_sources import make_own_sources
-    from orchestrator.launch.path_checks import check_all_places
+    from orchestrator.launch.path_checks import check_all_uris
     from orchestrator.launch.preparation import prepared_with_progress
     from orchestrator.observe.console import ProgressDisplay
     from orchestrator.resolve.prepared_data import PreparedData
 
     spec = job_of(job, overrides)
     run = run_of(spec.name, run_dir)
-    check_all_places(spec, run)
+    check_all_uris(spec, run)
     with ProgressDisplay() as display:
         make_own_sources(spec.data, address, lambda line: display.update({"phase": "prepare", "note": line}))
     JobChecks(spec).without_model()

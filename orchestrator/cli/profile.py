@@ -53,11 +53,11 @@ def profile(
     if as_json:
         emit({"folder": run.at(folder), "profiles": tables})
         return
-    for each in tables:
-        _show(each)
+    for profile_table in tables:
+        _show(profile_table)
     print("Open a trace at https://ui.perfetto.dev (or chrome://tracing):")
-    for each in tables:
-        for name in each["files"]:
+    for profile_table in tables:
+        for name in profile_table["files"]:
             path = run.at(f"{folder}/{name}")
             memory = name.endswith(".pickle")
             print(

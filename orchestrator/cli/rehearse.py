@@ -71,15 +71,15 @@ def _show(rehearsal: Rehearsal) -> None:
     from orchestrator.observe.formatting import duration
 
     rows = [
-        [each.name, each.verdict, duration(each.seconds) if each.seconds else "", each.done, each.mend]
-        for each in rehearsal.stages
+        [stage.name, stage.verdict, duration(stage.seconds) if stage.seconds else "", stage.done, stage.mend]
+        for stage in rehearsal.stages
     ]
     table(
-        f"Rehearsed in {duration(sum(each.seconds for each in rehearsal.stages))}",
+        f"Rehearsed in {duration(sum(stage.seconds for stage in rehearsal.stages))}",
         ["stage", "verdict", "took", "what", "fix"],
         rows,
     )
     for note in rehearsal.notes:
         print(f"Not as in the job: {note}.")
-    bad = [each.name for each in rehearsal.stages if each.verdict == "failed"]
+    bad = [stage.name for stage in rehearsal.stages if stage.verdict == "failed"]
     print(f"{', '.join(bad)} failed: fix this before you run the job." if bad else "Nothing failed.")

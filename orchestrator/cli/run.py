@@ -94,8 +94,14 @@ def run(
     if lr_range is not None:
         from orchestrator.cli.lr_range import refuse_other_runs, run_lr_range
 
-        given = {"--until": until, "--smoke": smoke, "--dry-run": dry_run, "--seeds": seeds, "--fault": fault}
-        refuse_other_runs({name: value not in (None, False) for name, value in given.items()})
+        options = {
+            "--until": until,
+            "--smoke": smoke,
+            "--dry-run": dry_run,
+            "--seeds": seeds,
+            "--fault": fault,
+        }
+        refuse_other_runs({name: value not in (None, False) for name, value in options.items()})
     if isinstance(spec, ChainSpec):
         if until is not None or smoke or lr_range:
             option = "--until" if until is not None else "--smoke" if smoke else "--lr-range"
@@ -258,12 +264,12 @@ def _stop_job(jobs: Jobs, job: Submission, wait: bool, as_json: bool) -> None:
     if as_json:
         emit(job.to_json())
     elif job.has_ended:
-        known = {
+        next_start = {
             True: "continues from its last checkpoint",
             False: "starts from the beginning: no checkpoint yet",
             None: "goes on",
         }
-        print(f"{job.id}: {job.state}; the same job {known[has_commit(job)]}")
+        print(f"{job.id}: {job.state}; the same job {next_start[has_commit(job)]}")
     else:
         print(f"{job.run_dir} will commit and end")
 
@@ -335,9 +341,9 @@ def _stop_controller(directory: RunDir, address: str | None) -> None:
             except (
                 ray.exceptions.RayError
             ) as error:  # what it has not received when this command ends, it never receives
-                what = f"its controller, which starts or is very busy, has not heard of the stop in {ANSWER:.0f} s"
+                problem = f"its controller, which starts or is very busy, has not heard of the stop in {ANSWER:.0f} s"
                 hint = "give the command again"
-                raise InputError(f"{what} ({type(error).__name__})", directory.uri, hint) from None
+                raise InputError(f"{problem} ({type(error).__name__})", directory.uri, hint) from None
     except NoAddress:
         ask_to_stop(directory)
     except NoCluster as error:
@@ -366,8 +372,8 @@ def _where_next(run_dir: str, tracking: str | None, form: str | None, summary: d
 
     from orchestrator.config.redact import redact
 
-    near = os.path.relpath(run_dir) if os.path.isabs(run_dir) else run_dir
-    shown = run_dir if near.startswith("..") else near
+    relative = os.path.relpath(run_dir) if os.path.isabs(run_dir) else run_dir
+    shown = run_dir if relative.startswith("..") else relative
     typed = shlex.quote(shown)
     if summary.get("sample"):
         _say("\nThe model says:\n  " + summary["sample"].strip().replace("\n", "\n  ") + "\n")
@@ -439,6 +445,6 @@ def _show_status(current: dict[str, Any]) -> None:
     if current["ranks"]:
         columns = ["rank", "node", "pid", "state", "step", "doing"]
         table("", columns, [[str(rank.get(key, "")) for key in columns] for rank in current["ranks"]])
-    if beside := current.get("rollout_workers"):
-        rows = [[str(worker[key]) for key in ("node", "pid", "state")] for worker in beside]
+    if rollout_workers := current.get("rollout_workers"):
+        rows = [[str(worker[key]) for key in ("node", "pid", "state")] for worker in rollout_workers]
         table("", ["rollout worker on", "pid", "state"], rows)

@@ -53,11 +53,11 @@ def _watch(folder: str | None, address: str | None, every: float) -> None:
 
     from orchestrator.observe.pages.runs_page import Seen, listed
 
-    seen: Seen = {}
+    cache: Seen = {}
     try:
         with Live(screen=True, auto_refresh=False) as live:
             while True:
-                live.update(_drawn(_cells(listed(_runs(folder, address), cache=seen))), refresh=True)
+                live.update(_drawn(_cells(listed(_runs(folder, address), cache=cache))), refresh=True)
                 time.sleep(every)
     except KeyboardInterrupt:
         return
@@ -75,11 +75,11 @@ def _runs(folder: str | None, address: str | None) -> Mapping[str, RunDir | Inpu
     return {job.name: _at(job.run_dir) for job in submission.jobs_at(address).all() if job.run_dir}
 
 
-def _at(place: str) -> RunDir | InputError:
+def _at(uri: str) -> RunDir | InputError:
     from orchestrator.storage.run_directory import RunDir
 
     try:
-        return RunDir(place)
+        return RunDir(uri)
     except InputError as error:
         return error
 
@@ -90,7 +90,7 @@ def _plain(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def _cells(rows: Sequence[dict[str, Any]]) -> list[list[str]]:
     keys = ("name", "state", "step", "loss", "speed", "left", "layout", "says")
-    return [[str(row[key]) for key in keys] for row in (each | {"state": _state(each)} for each in rows)]
+    return [[str(row[key]) for key in keys] for row in (run | {"state": _state(run)} for run in rows)]
 
 
 def _state(row: dict[str, Any]) -> str:

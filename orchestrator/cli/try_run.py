@@ -34,8 +34,8 @@ def smoke_of(spec: JobSpec) -> JobSpec:
     from dataclasses import replace
 
     from orchestrator.config.smoke import smoke_of as small
-    from orchestrator.launch.preflight import check_here
-    from orchestrator.launch.worker import worker_here
+    from orchestrator.launch.preflight import check_on_machine
+    from orchestrator.launch.worker import local_worker
     from orchestrator.planner.demand import demand_of
     from orchestrator.planner.planner import planned
     from orchestrator.planner.trace.layout_memory import confirmed
@@ -44,22 +44,22 @@ def smoke_of(spec: JobSpec) -> JobSpec:
 
     def layout_of(demand: Demand) -> Layout | None:
         try:
-            result = planned(demand, whole.shape, workers, machine, verdicts=verdicts).chosen.layout
+            result = planned(demand, resolved.shape, workers, machine, verdicts=verdicts).chosen.layout
         except InputError:  # there is none: `preflight` says why
             return None
         return replace(result, micro_batch=1)
 
     try:
-        whole = in_chosen_precision(resolve(spec), worker_here)
+        resolved = in_chosen_precision(resolve(spec), local_worker)
     except InputError:
-        check_here(spec, None)  # tells all that is wrong, not the first thing alone
+        check_on_machine(spec, None)  # tells all that is wrong, not the first thing alone
         raise
-    spec = whole.spec
+    spec = resolved.spec
     workers = spec.resources.workers.max
-    machine = worker_here(spec.shared_resources, spec.train.dtype)
+    machine = local_worker(spec.shared_resources, spec.train.dtype)
     verdicts: Mapping[Layout, Verdict] = {}
     with suppress(InputError):
-        verdicts = confirmed(whole, workers, machine).verdicts
+        verdicts = confirmed(resolved, workers, machine).verdicts
     wanted = layout_of(demand_of(spec))
     return small(spec, lambda job: layout_of(demand_of(job)) == wanted)
 

@@ -86,7 +86,7 @@ def _absolute_model(model: str, base: Path) -> str:
 
 def _absolute(sources: Sequence[Source], base: Path) -> list[Source]:
     def moved(source: Source) -> Source:
-        uris = [absolute(uri, base) for uri in source.places]
+        uris = [absolute(uri, base) for uri in source.uris]
         return source.model_copy(update={"uri": uris[0] if isinstance(source.uri, str) else uris})
 
     return [moved(source) for source in sources]

@@ -122,18 +122,18 @@ class BackgroundEvaluation:
         waiting = self.waiting
         if not waiting:
             return ""
-        first, *others = waiting
+        first, *later = waiting
         if self._gang is None:
             text = f"step {first} waits to be evaluated"
         elif self._step == first and self._work:
             text = work_text(self._work)
         else:
             text = f"step {first} is about to be evaluated"
-        return text + (f"; {len(others)} more wait" if others else "")
+        return text + (f"; {len(later)} more wait" if later else "")
 
-    def held(self) -> int:
+    def occupied_workers(self) -> int:
         """Return how many workers the evaluation occupies."""
-        return self._gang.held() if self._gang is not None else 0
+        return self._gang.occupied_workers() if self._gang is not None else 0
 
     def find(self, history: RunHistory) -> None:
         """Find the waiting commits. An evaluation in progress continues if its checkpoint is still among them.

@@ -25,7 +25,7 @@ class Capacity:
     def __init__(self, gang: Gang, bundle: Bundle, min_workers: int) -> None:
         self._gang = gang
         self._bundle = bundle
-        self._least = min_workers
+        self._min_workers = min_workers
         self.last = 0
         self._counted_at = 0.0
         self.avoid: Set[str] = frozenset()
@@ -53,7 +53,7 @@ class Capacity:
             self._counted_at = time.monotonic()
             self.avoid = excluded(failures, now) | wrong
             self.last = self._gang.capacity(self._bundle, self.avoid) + other_workers(self.avoid)
-            if self.avoid != wrong and self.last < self._least:
+            if self.avoid != wrong and self.last < self._min_workers:
                 self.avoid = wrong
                 self.last = self._gang.capacity(self._bundle, wrong) + other_workers(wrong)
         return self.last

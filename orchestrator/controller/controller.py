@@ -124,7 +124,7 @@ class Controller:
         self._rollouts = RolloutWorkers(
             cluster,
             run.uri,
-            asked=self._policy.rollout_workers,
+            requested=self._policy.rollout_workers,
             bundle=spec.resources.per_worker.bundle,
             limits=self._policy.device_limits,
             prices=spec.limits,
@@ -222,10 +222,12 @@ class Controller:
         self._restored = None
         self._workers.want(WORKERS.get(self._state.phase, self._useful_workers + self._most_rollout_workers))
         self._evaluate(history, before)
-        near = {rank.node for rank in self._workers.ranks}
+        rank_nodes = {rank.node for rank in self._workers.ranks}
         workers = self._workers
-        self._rollouts.follow(self._state.rollout_workers, workers.avoid, near, lost=workers.lost_nodes())
-        for line in self._rollouts.take_news(near, self._state.phase):
+        self._rollouts.follow(
+            self._state.rollout_workers, workers.avoid, rank_nodes, lost=workers.lost_nodes()
+        )
+        for line in self._rollouts.take_news(rank_nodes, self._state.phase):
             self._event(self._state.phase, line)
         self._act(history, action, before)
         self._drain_wrong_nodes(history)
@@ -285,13 +287,13 @@ class Controller:
 
     def _workers_outside_gang(self, avoid: Set[str]) -> int:
         """Return how many workers the run occupies besides those of its gang, without rollout workers on `avoid`."""
-        return self._evaluations.held() + self._rollouts.held(avoid)
+        return self._evaluations.occupied_workers() + self._rollouts.occupied_workers(avoid)
 
     def _record(self, history: RunHistory, wait: float = POLL) -> None:
         """Poll the gang, report stragglers and failed saves, and pass on new commits for export and evaluation."""
         rows = self._workers.poll(history.files.saved, wait)
         history.take(rows)
-        history.files.nodes.add(self._workers.take_readings(), self._state.attempt)
+        history.files.nodes.add(self._workers.take_node_metrics(), self._state.attempt)
         for line in self._workers.stragglers_in(rows):
             self._event("train", line)
         for save in (save for row in rows for save in row.get("saves", ())):
@@ -435,8 +437,8 @@ class Controller:
         try:
             snapshots = self._workers.snapshots(planner.shape)
             history.commits.use_snapshot_servers(snapshots["snapshot_token"], snapshots["snapshot_servers"])
-            places = {**snapshots, **self._rollouts.place()}
-            task = self._inputs.task(state, commit, until=self._until, faults=self._faults, **places)
+            services = {**snapshots, **self._rollouts.task_fields()}
+            task = self._inputs.task(state, commit, until=self._until, faults=self._faults, **services)
             self._workers.start(layout, task)
             self._rollouts.begin(task)
         except TimeoutError as error:

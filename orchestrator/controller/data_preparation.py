@@ -56,7 +56,7 @@ class Prepare(Protocol):
     """Prepares a job's data, see `orchestrator.resolve.prepared_data.prepared`."""
 
     def __call__(
-        self, before: PreparedData, tell: Progress, *, begun: Callable[[PreparedData], None] | None
+        self, before: PreparedData, tell: Progress, *, on_first_part: Callable[[PreparedData], None] | None
     ) -> PreparedData: ...
 
 
@@ -82,9 +82,9 @@ class DataPreparation:
         self._tell = tell
         self._work: Future[PreparedData] | None = None
         """The preparation in progress."""
-        self._begun: PreparedData | None = None
+        self._streamed: PreparedData | None = None
         """Streamed data whose beginning is prepared."""
-        self._ended = False
+        self._closed = False
         """Whether the run has ended."""
         self._failed: InputError | None = None
         """The error to raise once no rank trains any more."""
@@ -135,28 +135,28 @@ class DataPreparation:
             pool = ThreadPoolExecutor(1, thread_name_prefix="prepare")
 
             def work() -> PreparedData:
-                return self._prepare(before, line, begun=self._begin)
+                return self._prepare(before, line, on_first_part=self._begin)
 
-            self._begun = None
+            self._streamed = None
             self._work = pool.submit(self._stored, work)
             pool.shutdown(wait=False)
         end = time.monotonic() + seconds
-        while self._begun is None and not self._work.done() and time.monotonic() < end:
+        while self._streamed is None and not self._work.done() and time.monotonic() < end:
             wait([self._work], timeout=min(seconds, LOOK))
         if self._work.done():
             work_done, self._work = self._work, None
             return work_done.result()
-        return self._begun or PreparedData()
+        return self._streamed or PreparedData()
 
     def close(self) -> None:
         """End the thread after the part in progress."""
-        self._ended = True
+        self._closed = True
 
     def _begin(self, data: PreparedData) -> None:
-        self._begun = data
+        self._streamed = data
 
     def _say(self, text: str) -> None:
-        if self._ended:
+        if self._closed:
             raise Abandoned
         self.moved = time.monotonic()
         self._tell(f"preparing {text}")

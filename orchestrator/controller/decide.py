@@ -30,7 +30,7 @@ GOES_ON = BEGINS | {"start", "stop", "wait"}
 """Phases in which a started evaluation may continue."""
 
 
-def with_evaluation(policy: Policy, state: State, seen: Observation, action: Action) -> State:
+def with_evaluation(policy: Policy, state: State, observation: Observation, action: Action) -> State:
     """Decide which checkpoint is evaluated in the background.
 
     The first waiting commit is evaluated if training leaves a worker for it. A failed evaluation is tried again after a
@@ -39,48 +39,48 @@ def with_evaluation(policy: Policy, state: State, seen: Observation, action: Act
     Args:
         policy: the job and its planner.
         state: the state that was decided for training.
-        seen: the observation.
+        observation: the observation.
         action: the action that was decided for training.
 
     Returns:
         `state` with its evaluation fields updated.
     """
-    first = seen.unevaluated[0] if seen.unevaluated else None
+    first = observation.unevaluated[0] if observation.unevaluated else None
     if first is None or state.phase not in GOES_ON or state.outcome is not None:
         failures = 0 if first is None else state.evaluation_failures
         return _with(state, None, failures=failures)
     evaluating = state.evaluating
     failures = state.evaluation_failures
     after = state.evaluation_after
-    if seen.evaluation_failed:
+    if observation.evaluation_failed:
         evaluating = None
         failures += 1
-        after = seen.now + min(RETRY * 2 ** (failures - 1), LONGEST_PAUSE)
+        after = observation.now + min(RETRY * 2 ** (failures - 1), LONGEST_PAUSE)
     elif evaluating is not None and evaluating != first:  # the last one has ended
         evaluating = None
         failures = 0
         after = 0.0
     waits_for = state.evaluation_waits if state.phase not in BEGINS else ""
-    if _spare_workers(policy, state, seen, action) < 1:
+    if _spare_workers(policy, state, observation, action) < 1:
         evaluating = None
         if state.phase in BEGINS:
             waits_for = f"room for one more worker of {policy.resources.per_worker.bundle}"
-    elif state.phase in BEGINS and seen.now >= after and evaluating is None and not state.roomy:
+    elif state.phase in BEGINS and observation.now >= after and evaluating is None and not state.roomy:
         evaluating = first  # not while `roomy`: the gang is about to grow into the room
-    since = (state.evaluation_since or seen.now) if waits_for else 0.0
+    since = (state.evaluation_since or observation.now) if waits_for else 0.0
     return _with(state, evaluating, waits_for=waits_for, since=since, failures=failures, after=after)
 
 
-def _spare_workers(policy: Policy, state: State, seen: Observation, action: Action) -> int:
+def _spare_workers(policy: Policy, state: State, observation: Observation, action: Action) -> int:
     """Return how many workers are left, besides the workers that training has or could use."""
     layout = state.layout
     if state.phase == "evaluate":
-        return seen.capacity
+        return observation.capacity
     is_between_gangs = state.phase in ("stop", "wait") or bool(state.resizing)
     if layout is None or (layout.tp > 1 and (is_between_gangs or action.do == "start")):
         return 0  # an evaluation could take the room of a tensor-parallel group, which must share a node
     training = _training_workers(policy, state, action) + state.rollout_workers
-    return seen.room - training - policy.resources.spares
+    return observation.room - training - policy.resources.spares
 
 
 def _with(
@@ -114,7 +114,7 @@ NEED_ROLLOUTS = frozenset({"start", "train", "stop", "wait"})
 """Phases in which rollout workers run, or stay ready for the next gang."""
 
 
-def with_rollout_workers(policy: Policy, state: State, seen: Observation, action: Action) -> State:
+def with_rollout_workers(policy: Policy, state: State, observation: Observation, action: Action) -> State:
     """Decide how many rollout workers run.
 
     They get the room that training leaves, within the bounds of the job. `_room` reserves room for the minimum number
@@ -123,7 +123,7 @@ def with_rollout_workers(policy: Policy, state: State, seen: Observation, action
     Args:
         policy: the job and its planner.
         state: the state that was decided for training.
-        seen: the observation.
+        observation: the observation.
         action: the action that was decided for training.
 
     Returns:
@@ -138,10 +138,10 @@ def with_rollout_workers(policy: Policy, state: State, seen: Observation, action
         # Rollout workers could take the room of a tensor-parallel group, which must share a node. The next gang gets
         # new rollout workers.
         return dataclasses.replace(state, rollout_workers=0)
-    left = seen.room - _training_workers(policy, state, action) - policy.resources.spares
-    if seen.unevaluated and state.phase in BEGINS:
-        left -= 1  # an evaluation gets its worker first; later, a rollout worker takes the room again
-    return dataclasses.replace(state, rollout_workers=min(max(left, wanted.min), wanted.max))
+    room = observation.room - _training_workers(policy, state, action) - policy.resources.spares
+    if observation.unevaluated and state.phase in BEGINS:
+        room -= 1  # an evaluation gets its worker first; later, a rollout worker takes the room again
+    return dataclasses.replace(state, rollout_workers=min(max(room, wanted.min), wanted.max))
 
 
 def _training_workers(policy: Policy, state: State, action: Action) -> int:
@@ -151,41 +151,43 @@ def _training_workers(policy: Policy, state: State, action: Action) -> int:
     return max(state.layout.world, action.workers, policy.resources.workers.max if is_between_gangs else 0)
 
 
-def _room(policy: Policy, seen: Observation) -> int:
+def _room(policy: Policy, observation: Observation) -> int:
     """Return the room for training workers: total room minus `rollout.workers.min`."""
-    return seen.room - (policy.rollout_workers.min if policy.rollout_workers else 0)
+    return observation.room - (policy.rollout_workers.min if policy.rollout_workers else 0)
 
 
-def _with_rollouts_seen(state: State, seen: Observation, is_step: bool) -> State:
+def _with_rollout_progress(state: State, observation: Observation, is_step: bool) -> State:
     """Return the state with the observed rollout workers. `is_step` says whether the ranks did another step."""
-    is_better = is_step or seen.rollouts_done > state.rollouts_done
+    is_better = is_step or observation.rollouts_done > state.rollouts_done
     before = 0 if is_better else state.rollout_failures
     return dataclasses.replace(
         state,
-        no_rollouts=0.0 if seen.rollout_workers else state.no_rollouts or seen.now,
-        rollout_failures=before + len(seen.rollout_failures),
-        rollouts_done=seen.rollouts_done,
+        no_rollouts=0.0 if observation.rollout_workers else state.no_rollouts or observation.now,
+        rollout_failures=before + len(observation.rollout_failures),
+        rollouts_done=observation.rollouts_done,
     )
 
 
-def _fault_of_rollouts(state: State, seen: Observation) -> Failure | None:
+def _rollout_fault(state: State, observation: Observation) -> Failure | None:
     """Return the rollout fault that forces a restart of a waiting gang, or None.
 
     A single failure forces no restart: another worker generates the same answers.
     """
-    failed = seen.rollout_failures
+    failed = observation.rollout_failures
     # No other worker may have the weights: the next gang sends them again.
-    are_gone = any(failure.cause.name == "NoWeights" for failure in failed) and not seen.rollout_workers
+    are_gone = (
+        any(failure.cause.name == "NoWeights" for failure in failed) and not observation.rollout_workers
+    )
     if failed and (
         failed[-1].cause.kind == "input" or are_gone or state.rollout_failures >= ROLLOUT_FAILURES
     ):
         return dataclasses.replace(failed[-1], step=state.step)
-    is_stopped = (state.stopping or seen.stop) and any(rank.waiting for rank in seen.ranks)
+    is_stopped = (state.stopping or observation.stop) and any(rank.waiting for rank in observation.ranks)
     longest = ROLLOUT_STOP if is_stopped else ROLLOUT_START
-    if not state.no_rollouts or seen.now - state.no_rollouts <= longest:
+    if not state.no_rollouts or observation.now - state.no_rollouts <= longest:
         return None
-    why = f"no rollout worker has run for {seen.now - state.no_rollouts:.0f} s"
-    return Failure(seen.now, state.step, where="", why=why, cause=Cause("unplaced"))
+    why = f"no rollout worker has run for {observation.now - state.no_rollouts:.0f} s"
+    return Failure(observation.now, state.step, where="", why=why, cause=Cause("unplaced"))
 
 
 SETTLE = 3.0
@@ -213,16 +215,16 @@ def resume(limits: LimitSpec, state: State, controller_died: bool) -> State:
     return dataclasses.replace(state, phase="stop", outcome=Outcome.FAILED, reason=text)
 
 
-def decide(policy: Policy, state: State, seen: Observation) -> tuple[State, Action]:
+def decide(policy: Policy, state: State, observation: Observation) -> tuple[State, Action]:
     """Return the next state and the action that leads there."""
-    after, action = _decide(policy, state, seen)
-    after = with_rollout_workers(policy, after, seen, action)
-    return with_evaluation(policy, after, seen, action), action
+    after, action = _decide(policy, state, observation)
+    after = with_rollout_workers(policy, after, observation, action)
+    return with_evaluation(policy, after, observation, action), action
 
 
-def _decide(policy: Policy, state: State, seen: Observation) -> tuple[State, Action]:
-    if seen.crashed and state.phase not in ENDED:
-        return _finish(state, seen, Outcome.FAILED, seen.crashed)
+def _decide(policy: Policy, state: State, observation: Observation) -> tuple[State, Action]:
+    if observation.crashed and state.phase not in ENDED:
+        return _finish(state, observation, Outcome.FAILED, observation.crashed)
     step = {
         "queue": _queue,
         "prepare": _prepare,
@@ -233,64 +235,64 @@ def _decide(policy: Policy, state: State, seen: Observation) -> tuple[State, Act
         "evaluate": _evaluate,
         "export": _export,
     }.get(state.phase)
-    return step(policy, state, seen) if step else (state, Action("finish", state.reason))
+    return step(policy, state, observation) if step else (state, Action("finish", state.reason))
 
 
-def _enter(state: State, phase: Phase, seen: Observation, **changes: Any) -> State:
-    return dataclasses.replace(state, phase=phase, since=seen.now, **changes)
+def _enter(state: State, phase: Phase, observation: Observation, **changes: Any) -> State:
+    return dataclasses.replace(state, phase=phase, since=observation.now, **changes)
 
 
-def _queue(policy: Policy, state: State, seen: Observation) -> tuple[State, Action]:
+def _queue(policy: Policy, state: State, observation: Observation) -> tuple[State, Action]:
     """Wait for admission. On a cluster that is too small for the run, wait no longer than `limits.wait`."""
-    if seen.stop:
-        return _finish(state, seen, Outcome.STOPPED, seen.stop.text)
-    if seen.admission is None or seen.admission.go:
+    if observation.stop:
+        return _finish(state, observation, Outcome.STOPPED, observation.stop.text)
+    if observation.admission is None or observation.admission.go:
         admitted = dataclasses.replace(state, too_small=0.0)
-        if seen.prepared:
-            return _enter(admitted, "wait", seen), Action("wait", "the run is admitted")
-        return _enter(admitted, "prepare", seen), Action("prepare", "the run is admitted")
-    waits_for = seen.admission.waits_for
-    too_small = 0.0 if seen.admission.possible else state.too_small or seen.now
-    waited = seen.now - too_small if too_small else 0.0
+        if observation.prepared:
+            return _enter(admitted, "wait", observation), Action("wait", "the run is admitted")
+        return _enter(admitted, "prepare", observation), Action("prepare", "the run is admitted")
+    waits_for = observation.admission.waits_for
+    too_small = 0.0 if observation.admission.possible else state.too_small or observation.now
+    waited = observation.now - too_small if too_small else 0.0
     if waited > policy.limits.wait:
         text = f"waited {waited:.0f} s for {waits_for}; lower resources.workers.min or add machines"
-        return _finish(state, seen, Outcome.FAILED, text)
+        return _finish(state, observation, Outcome.FAILED, text)
     return dataclasses.replace(state, too_small=too_small), Action(
         "queue", f"waits for its turn: {waits_for}"
     )
 
 
-def _yields_to(seen: Observation) -> str:
+def _yields_to(observation: Observation) -> str:
     """The job that this one must make room for; empty without one."""
-    return seen.admission.yield_to if seen.admission else ""
+    return observation.admission.yield_to if observation.admission else ""
 
 
-def _requeue(state: State, seen: Observation, other: str) -> tuple[State, Action]:
+def _requeue(state: State, observation: Observation, other: str) -> tuple[State, Action]:
     """Return to the queue at once, since no gang runs."""
     text = f"makes room for {other}"
-    return _enter(state, "queue", seen, yielding="", resizing=""), Action("leave_queue", text)
+    return _enter(state, "queue", observation, yielding="", resizing=""), Action("leave_queue", text)
 
 
-def _prepare(policy: Policy, state: State, seen: Observation) -> tuple[State, Action]:
-    if seen.stop:
-        return _finish(state, seen, Outcome.STOPPED, seen.stop.text)
-    if other := _yields_to(seen):
-        return _requeue(state, seen, other)
-    if not seen.prepared:
+def _prepare(policy: Policy, state: State, observation: Observation) -> tuple[State, Action]:
+    if observation.stop:
+        return _finish(state, observation, Outcome.STOPPED, observation.stop.text)
+    if other := _yields_to(observation):
+        return _requeue(state, observation, other)
+    if not observation.prepared:
         return state, Action("prepare", "the data is not prepared yet")
-    return _enter(state, "wait", seen), Action("wait", "the data is prepared")
+    return _enter(state, "wait", observation), Action("wait", "the data is prepared")
 
 
-def _wait(policy: Policy, state: State, seen: Observation) -> tuple[State, Action]:
+def _wait(policy: Policy, state: State, observation: Observation) -> tuple[State, Action]:
     workers = policy.resources.workers
-    if stop := seen.stop or _limit(policy, seen):
-        return _finish(state, seen, Outcome.STOPPED, stop.text)
-    if other := _yields_to(seen):
-        return _requeue(state, seen, other)
-    if not seen.prepared:
-        return _enter(state, "prepare", seen), Action("prepare", "the data is gone, and is made again")
-    waited = seen.now - state.since
-    room = min(_room(policy, seen), workers.max)
+    if stop := observation.stop or _limit(policy, observation):
+        return _finish(state, observation, Outcome.STOPPED, stop.text)
+    if other := _yields_to(observation):
+        return _requeue(state, observation, other)
+    if not observation.prepared:
+        return _enter(state, "prepare", observation), Action("prepare", "the data is gone, and is made again")
+    waited = observation.now - state.since
+    room = min(_room(policy, observation), workers.max)
     # Later attempts start at once on the available workers: waiting costs time, and a small gang can grow later.
     settle = SETTLE if state.layout is None or room < workers.min else 0.0
     if room < workers.max and waited < settle:
@@ -301,10 +303,10 @@ def _wait(policy: Policy, state: State, seen: Observation) -> tuple[State, Actio
         started = _enter(
             state,
             "start",
-            seen,
+            observation,
             attempt=state.attempt + 1,
             layout=layout,
-            moved=seen.now,
+            moved=observation.now,
             resizing="",
             suspected=0.0,
             roomy=0.0,
@@ -314,13 +316,17 @@ def _wait(policy: Policy, state: State, seen: Observation) -> tuple[State, Actio
         return started, Action("start", reason, layout)
     if room == workers.max and waited >= settle:
         text = f"no legal layout uses {workers.min} to {workers.max} workers"
-        return _finish(state, seen, Outcome.FAILED, text + "; change resources.workers or train.global_batch")
+        return _finish(
+            state, observation, Outcome.FAILED, text + "; change resources.workers or train.global_batch"
+        )
     if waited > policy.limits.wait:
         needed = f"{workers.min} workers{_rollout_workers_text(policy)}"
-        text = f"waited {waited:.0f} s for {needed} and there is room for {seen.room}"
+        text = f"waited {waited:.0f} s for {needed} and there is room for {observation.room}"
         if state.wrong_nodes:
             text += f", without {', '.join(sorted(state.wrong_nodes))}, which computed wrongly"
-        return _finish(state, seen, Outcome.FAILED, text + "; lower resources.workers.min or add machines")
+        return _finish(
+            state, observation, Outcome.FAILED, text + "; lower resources.workers.min or add machines"
+        )
     why = f"the smallest gang has {workers.min}{_rollout_workers_text(policy)}"
     if room >= workers.min:
         why = f"no layout of {workers.min} to {room} is legal and fits in their memory"
@@ -334,98 +340,104 @@ def _rollout_workers_text(policy: Policy) -> str:
     return f" and {count} rollout worker{'s' if count > 1 else ''}" if count else ""
 
 
-def _train(policy: Policy, state: State, seen: Observation) -> tuple[State, Action]:
-    if state.phase == "start" and seen.restored is not None:
+def _train(policy: Policy, state: State, observation: Observation) -> tuple[State, Action]:
+    if state.phase == "start" and observation.restored is not None:
         # The rollback removed the damaged commits, and later saves write these steps again.
-        state = dataclasses.replace(state, step=seen.restored, bad_commits=frozenset(), doubtful_after=None)
-    if seen.placement_failed:
-        unplaced = Failure(seen.now, state.step, where="", why=seen.placement_failed, cause=Cause("unplaced"))
-        return _failed(policy, state, seen, unplaced)
-    step = max((r.step for r in seen.ranks), default=-1)
+        state = dataclasses.replace(
+            state, step=observation.restored, bad_commits=frozenset(), doubtful_after=None
+        )
+    if observation.placement_failed:
+        unplaced = Failure(
+            observation.now, state.step, where="", why=observation.placement_failed, cause=Cause("unplaced")
+        )
+        return _failed(policy, state, observation, unplaced)
+    step = max((r.step for r in observation.ranks), default=-1)
     # A heartbeat may be newer than the observation.
-    heard = max((seen.now, *(r.last_heartbeat for r in seen.ranks)))
+    heard_at = max((observation.now, *(r.last_heartbeat for r in observation.ranks)))
     if step >= 0 and state.phase == "start":
         # Entered before anything else, even a fault, so that every step belongs to a training phase.
-        return _enter(state, "train", seen, step=step, moved=heard), Action("watch")
-    before, state = state.step, _with_progress(state, seen, step, heard)
+        return _enter(state, "train", observation, step=step, moved=heard_at), Action("watch")
+    before, state = state.step, _with_progress(state, observation, step, heard_at)
     if policy.rollout_workers is not None:
-        state = _with_rollouts_seen(state, seen, is_step=state.step > before)
-    if any(r.state == "failed" for r in seen.ranks) and not state.suspected:
-        state = dataclasses.replace(state, suspected=seen.now)
-    if fault := _fault(policy, state, seen) or _fault_of_rollouts(state, seen):
-        return _failed(policy, state, seen, fault)
-    if seen.ranks and all(r.state == "done" for r in seen.ranks):
-        return _ended(policy, state, seen)
-    stop = seen.stop or _limit(policy, seen)
+        state = _with_rollout_progress(state, observation, is_step=state.step > before)
+    if any(r.state == "failed" for r in observation.ranks) and not state.suspected:
+        state = dataclasses.replace(state, suspected=observation.now)
+    if fault := _fault(policy, state, observation) or _rollout_fault(state, observation):
+        return _failed(policy, state, observation, fault)
+    if observation.ranks and all(r.state == "done" for r in observation.ranks):
+        return _completed(policy, state, observation)
+    stop = observation.stop or _limit(policy, observation)
     if stop and not state.stopping:
         return dataclasses.replace(state, stopping=stop), Action("ask_stop", stop.text)
     if state.phase == "train" and not state.stopping and not state.resizing:
-        return _resize(policy, state, seen)
+        return _resize(policy, state, observation)
     return state, Action("watch")
 
 
-def _with_progress(state: State, seen: Observation, step: int, heard: float) -> State:
-    """Return the state with the progress of a gang, which was heard of at the monotonic time `heard`."""
+def _with_progress(state: State, observation: Observation, step: int, heard_at: float) -> State:
+    """Return the state with the progress of a gang, which was heard of at the monotonic time `heard_at`."""
     if step > state.step:
-        state = dataclasses.replace(state, step=step, moved=heard)
-    evaluated = max((r.evaluated_batches for r in seen.ranks), default=0)
+        state = dataclasses.replace(state, step=step, moved=heard_at)
+    evaluated = max((r.evaluated_batches for r in observation.ranks), default=0)
     if evaluated != state.evaluated_batches:
-        state = dataclasses.replace(state, evaluated_batches=evaluated, moved=heard)
+        state = dataclasses.replace(state, evaluated_batches=evaluated, moved=heard_at)
     # The first use of a library imports it, and reading its modules may take longer than a step.
-    modules = sum(r.modules for r in seen.ranks)
+    modules = sum(r.modules for r in observation.ranks)
     if modules != state.modules:
-        state = dataclasses.replace(state, modules=modules, moved=heard)
-    if (waits := any(r.waiting for r in seen.ranks)) != state.waited:
+        state = dataclasses.replace(state, modules=modules, moved=heard_at)
+    if (waits := any(r.waiting for r in observation.ranks)) != state.waited:
         # The time limit of a step starts again when its wait for storage ends.
-        state = dataclasses.replace(state, waited=waits, moved=state.moved if waits else heard)
+        state = dataclasses.replace(state, waited=waits, moved=state.moved if waits else heard_at)
     return state
 
 
-def _resize(policy: Policy, state: State, seen: Observation) -> tuple[State, Action]:
+def _resize(policy: Policy, state: State, observation: Observation) -> tuple[State, Action]:
     """Replace the gang to make room for another job, to leave nodes that will be taken away, or to grow if it pays.
 
     A gang that lost workers shrinks in `_wait`.
     """
-    if other := _yields_to(seen):
+    if other := _yields_to(observation):
         reason = f"makes room for {other}"
         return dataclasses.replace(state, resizing=reason, yielding=other), Action("ask_stop", reason)
-    if leaving := sorted({r.node for r in seen.ranks if r.leaving}):
+    if leaving := sorted({r.node for r in observation.ranks if r.leaving}):
         reason = f"{', '.join(leaving)} will be taken away"
         return dataclasses.replace(state, resizing=reason), Action("ask_stop", reason)
     if state.layout is None:
         return state, Action("watch")
-    room = min(_room(policy, seen), policy.resources.workers.max)
+    room = min(_room(policy, observation), policy.resources.workers.max)
     larger = policy.choose(room) if room > state.layout.world else None
     if larger is None or larger.world <= state.layout.world:
         return dataclasses.replace(state, roomy=0.0), Action("watch")
-    left = (policy.train.steps - state.step) * seen.step_seconds
-    saved = left * (1 - policy.predict(larger) / policy.predict(state.layout))
-    if saved < WORTH * seen.restart_seconds:
+    seconds_left = (policy.train.steps - state.step) * observation.step_seconds
+    saved = seconds_left * (1 - policy.predict(larger) / policy.predict(state.layout))
+    if saved < WORTH * observation.restart_seconds:
         return dataclasses.replace(state, roomy=0.0), Action("watch")
     if not state.roomy:
-        return dataclasses.replace(state, roomy=seen.now), Action("watch")
-    if seen.now - state.roomy < ROOMY:
+        return dataclasses.replace(state, roomy=observation.now), Action("watch")
+    if observation.now - state.roomy < ROOMY:
         return state, Action("watch")
-    if seen.ready < larger.world:
+    if observation.ready < larger.world:
         return state, Action("prewarm", f"{larger.world} workers are being prepared", workers=larger.world)
     reason = f"there is room for {larger.world} workers, which saves {saved:.0f} s"
     return dataclasses.replace(state, resizing=reason), Action("ask_stop", reason)
 
 
-def _ended(policy: Policy, state: State, seen: Observation) -> tuple[State, Action]:
+def _completed(policy: Policy, state: State, observation: Observation) -> tuple[State, Action]:
     """All ranks are done, and their last commit is published."""
-    result = seen.ranks[0].result
+    result = observation.ranks[0].result
     if result["ended"] == "steps":
-        rest: Phase = "evaluate" if policy.evaluate and policy.evaluate.is_beside else "export"
-        done = _enter(state, rest, seen, step=result["step"], evaluation_failures=0, evaluation_after=0.0)
+        next_phase: Phase = "evaluate" if policy.evaluate and policy.evaluate.is_beside else "export"
+        done = _enter(
+            state, next_phase, observation, step=result["step"], evaluation_failures=0, evaluation_after=0.0
+        )
         return done, Action("halt", "all steps are done")
     if result["ended"] == "plateau" and policy.stop_when:
         text = str(policy.stop_when)
-        return _enter(state, "export", seen, step=result["step"], reason=text), Action("halt", text)
+        return _enter(state, "export", observation, step=result["step"], reason=text), Action("halt", text)
     # A stop reaches the gang directly, so the ranks may have ended before this function sees it.
-    stopping = state.stopping or seen.stop
+    stopping = state.stopping or observation.stop
     if state.resizing and not stopping and result["ended"] == "stop":
-        return _enter(state, "stop", seen, step=result["step"]), Action("halt", state.resizing)
+        return _enter(state, "stop", observation, step=result["step"]), Action("halt", state.resizing)
     stop = stopping or Stop("until", f"step {result['step']} is reached, {policy.until_reason}")
     ending: dict[str, Any] = {
         "step": result["step"],
@@ -435,14 +447,14 @@ def _ended(policy: Policy, state: State, seen: Observation) -> tuple[State, Acti
     }
     if stop.kind == "limit" and result["step"] > 0:
         # A run at its ceiling may never be resumed, so its model is exported now.
-        return _enter(state, "export", seen, **ending), Action("halt", stop.text)
-    return _enter(state, "stop", seen, **ending), Action("halt", stop.text)
+        return _enter(state, "export", observation, **ending), Action("halt", stop.text)
+    return _enter(state, "stop", observation, **ending), Action("halt", stop.text)
 
 
-def _failed(policy: Policy, state: State, seen: Observation, fault: Failure) -> tuple[State, Action]:
+def _failed(policy: Policy, state: State, observation: Observation, fault: Failure) -> tuple[State, Action]:
     """Decide what follows from a fault: another attempt from the last commit, or the end of the run."""
     limits = policy.limits
-    recent = [f for f in state.failures if seen.now - f.time < limits.restart_window]
+    recent = [f for f in state.failures if observation.now - f.time < limits.restart_window]
     cause = fault.cause
     is_repeated = fault.repeats(recent)
     changes: dict[str, Any] = {"failures": (*recent, fault)}
@@ -463,10 +475,10 @@ def _failed(policy: Policy, state: State, seen: Observation, fault: Failure) -> 
     elif len(recent) >= limits.restarts:
         window = f"{len(recent) + 1} failures within {limits.restart_window:.0f} s"
         changes |= {"outcome": Outcome.FAILED, "reason": f"{window}, the last: {fault.text}"}
-    elif stop := state.stopping or seen.stop:
+    elif stop := state.stopping or observation.stop:
         text = f"{stop.text}; a fault came before the commit that ends a run: {fault.text}"
         changes |= {"outcome": Outcome.STOPPED, "reason": text}
-    return _enter(state, "stop", seen, **changes), Action("halt", fault.text, fault=fault)
+    return _enter(state, "stop", observation, **changes), Action("halt", fault.text, fault=fault)
 
 
 def _skip_samples(policy: Policy, state: State, fault: Failure) -> dict[str, Any]:
@@ -483,79 +495,77 @@ def _skip_samples(policy: Policy, state: State, fault: Failure) -> dict[str, Any
     return {"outcome": Outcome.FAILED, "reason": f"{text}; lower train.optimizer.lr or look at the data"}
 
 
-def _stopped(policy: Policy, state: State, seen: Observation) -> tuple[State, Action]:
+def _stopped(policy: Policy, state: State, observation: Observation) -> tuple[State, Action]:
     """The gang is stopped: end the run, make room for another job, or start again."""
-    state = dataclasses.replace(state, step=max(state.step, seen.recorded))
+    state = dataclasses.replace(state, step=max(state.step, observation.recorded))
     if state.outcome is not None:
-        return _finish(state, seen, state.outcome, state.reason)
-    if other := state.yielding or _yields_to(seen):
-        return _requeue(state, seen, other)
-    return _enter(state, "wait", seen), Action("wait", "the gang is stopped")
+        return _finish(state, observation, state.outcome, state.reason)
+    if other := state.yielding or _yields_to(observation):
+        return _requeue(state, observation, other)
+    return _enter(state, "wait", observation), Action("wait", "the gang is stopped")
 
 
-def _evaluate(policy: Policy, state: State, seen: Observation) -> tuple[State, Action]:
+def _evaluate(policy: Policy, state: State, observation: Observation) -> tuple[State, Action]:
     """All steps are done: wait until every waiting commit is evaluated."""
-    if not seen.unevaluated:
-        return _export(policy, _enter(state, "export", seen), seen)
-    first = seen.unevaluated[0]
+    if not observation.unevaluated:
+        return _export(policy, _enter(state, "export", observation), observation)
+    first = observation.unevaluated[0]
     hint = "all checkpoints are in place, and the same command evaluates again"
-    if stop := seen.stop or _limit(policy, seen):
+    if stop := observation.stop or _limit(policy, observation):
         return _finish(
-            state, seen, Outcome.STOPPED, f"{stop.text}; step {first} is not evaluated yet; {hint}"
+            state, observation, Outcome.STOPPED, f"{stop.text}; step {first} is not evaluated yet; {hint}"
         )
     if state.evaluation_failures >= TRIES:
         text = f"the evaluation of step {first} failed {TRIES} times; {hint}"
-        return _finish(state, seen, Outcome.FAILED, text)
-    waited = seen.now - max(state.evaluation_since, state.since) if state.evaluation_since else 0.0
+        return _finish(state, observation, Outcome.FAILED, text)
+    waited = observation.now - max(state.evaluation_since, state.since) if state.evaluation_since else 0.0
     if waited > policy.limits.wait:
         text = f"waited {waited:.0f} s for {state.evaluation_waits} to evaluate step {first}; {hint}"
-        return _finish(state, seen, Outcome.FAILED, text)
+        return _finish(state, observation, Outcome.FAILED, text)
     return state, Action("evaluate", "the commits that wait are evaluated")
 
 
-def _export(policy: Policy, state: State, seen: Observation) -> tuple[State, Action]:
+def _export(policy: Policy, state: State, observation: Observation) -> tuple[State, Action]:
     """Export the model if the job asks for it, then evaluate its tasks, then end the run."""
-    if seen.export_failed:
-        why = f"the export failed: {seen.export_failed}"
+    if observation.export_failed:
+        why = f"the export failed: {observation.export_failed}"
         text = f"{why}; all checkpoints are in place, and the same command exports again"
-        return _finish(state, seen, Outcome.FAILED, text)
-    if policy.checkpoint.export and not seen.exported:
-        if not seen.stop:
+        return _finish(state, observation, Outcome.FAILED, text)
+    if policy.checkpoint.export and not observation.exported:
+        if not observation.stop:
             return state, Action("export", f"the commit at step {state.step}")
-        text = (
-            f"{(state.stopping or seen.stop).text}; the model is not exported, and the same command does it"
-        )
-        return _finish(state, seen, Outcome.STOPPED, text)
+        text = f"{(state.stopping or observation.stop).text}; the model is not exported, and the same command does it"
+        return _finish(state, observation, Outcome.STOPPED, text)
     not_evaluated = ""
-    if policy.evaluate and policy.evaluate.tasks and not seen.tasks_done:
-        if not seen.stop:
+    if policy.evaluate and policy.evaluate.tasks and not observation.tasks_done:
+        if not observation.stop:
             return state, Action("tasks", "the tasks of the job")
         not_evaluated = "; its tasks are not evaluated, and `orchestrator evaluate --tasks` does it"
     if state.outcome == Outcome.STOPPED:
-        return _finish(state, seen, Outcome.STOPPED, state.reason + not_evaluated)
+        return _finish(state, observation, Outcome.STOPPED, state.reason + not_evaluated)
     return _finish(
-        state, seen, Outcome.DONE, (state.reason or f"{state.step} steps are done") + not_evaluated
+        state, observation, Outcome.DONE, (state.reason or f"{state.step} steps are done") + not_evaluated
     )
 
 
-def _finish(state: State, seen: Observation, outcome: Outcome, text: str) -> tuple[State, Action]:
+def _finish(state: State, observation: Observation, outcome: Outcome, text: str) -> tuple[State, Action]:
     phases: dict[Outcome, Phase] = {Outcome.DONE: "done", Outcome.FAILED: "failed"}
     phase = phases.get(outcome, "stopped")
-    return _enter(state, phase, seen, outcome=outcome, reason=text), Action("finish", text)
+    return _enter(state, phase, observation, outcome=outcome, reason=text), Action("finish", text)
 
 
-def _fault(policy: Policy, state: State, seen: Observation) -> Failure | None:
+def _fault(policy: Policy, state: State, observation: Observation) -> Failure | None:
     # Rollout workers may generate ahead while the ranks train: their progress is the gang's only if a rank waits.
-    answers_moved = seen.rollouts_moved if any(rank.waiting for rank in seen.ranks) else 0.0
+    answers_moved = observation.rollouts_moved if any(rank.waiting for rank in observation.ranks) else 0.0
     return first_fault(
         Vitals(
-            now=seen.now,
-            ranks=seen.ranks,
+            now=observation.now,
+            ranks=observation.ranks,
             step=state.step,
-            moved=max(state.moved, seen.data_moved, answers_moved),
+            moved=max(state.moved, observation.data_moved, answers_moved),
             suspected=state.suspected,
-            longest_step=seen.longest_step,
-            gap=seen.gap,
+            longest_step=observation.longest_step,
+            gap=observation.gap,
             starting=state.phase == "start",
             ending=bool(state.stopping or state.resizing),
             limits=policy.device_limits,
@@ -563,11 +573,11 @@ def _fault(policy: Policy, state: State, seen: Observation) -> Failure | None:
     )
 
 
-def _limit(policy: Policy, seen: Observation) -> Stop | None:
+def _limit(policy: Policy, observation: Observation) -> Stop | None:
     """The stop for a ceiling of the job that is reached, None below all ceilings."""
     limits = policy.limits
-    if limits.hours is not None and seen.spent_hours >= limits.hours:
+    if limits.hours is not None and observation.spent_hours >= limits.hours:
         return Stop("limit", f"limits.hours {limits.hours:g} is reached")
-    if limits.cost_usd is not None and seen.spent_usd >= limits.cost_usd:
+    if limits.cost_usd is not None and observation.spent_usd >= limits.cost_usd:
         return Stop("limit", f"limits.cost_usd {limits.cost_usd:g} is reached")
     return None

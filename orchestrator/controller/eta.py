@@ -11,8 +11,8 @@ def eta_seconds(state: State, until: int, step_seconds: float, evaluations: floa
     """Return the seconds left until step `until`: the remaining steps times the median time of recent steps, plus the
     seconds of `evaluations` until then. None while the run does not train, or before its first step.
     """
-    left = (until - state.step) * step_seconds
-    return left + evaluations if left and state.phase == "train" else None
+    seconds = (until - state.step) * step_seconds
+    return seconds + evaluations if seconds and state.phase == "train" else None
 
 
 def evaluation_seconds(
@@ -35,8 +35,8 @@ def evaluation_seconds(
     """
     if evaluate is None or evaluate.where != "gang":
         return 0.0
-    due = evaluate.due_between(step, until, last_step)
+    count = evaluate.due_between(step, until, last_step)
     if work is None or not work.done:
-        return due * (latest or 0.0)
-    whole = latest or work.seconds + work.seconds_left
-    return work.seconds_left + max(due - 1, 0) * whole
+        return count * (latest or 0.0)
+    full_seconds = latest or work.seconds + work.seconds_left
+    return work.seconds_left + max(count - 1, 0) * full_seconds

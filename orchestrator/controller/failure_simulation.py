@@ -35,7 +35,7 @@ ENDS = {
 
 
 @dataclass(frozen=True)
-class Fleet:
+class FailureModel:
     """A cluster and its rates of failure."""
 
     nodes: int
@@ -54,7 +54,7 @@ class Fleet:
     """Seconds that a commit delays a step."""
     write: float
     """Seconds from there until the commit is published."""
-    taken: float = 0.0
+    interruptions: float = 0.0
     """Interruptions of a node by the spot market per hour."""
     returns: float = HOUR
     """Mean seconds until another node replaces an interrupted one."""
@@ -73,14 +73,14 @@ class Fleet:
         return {
             "breaks": self.breaks,
             "software": self.software,
-            "taken": self.taken,
+            "taken": self.interruptions,
             "hangs": self.hangs,
             "rack": self.rack_breaks / self.rack_nodes,
         }
 
 
 @dataclass
-class Life:
+class SimulationResult:
     """How a simulated run went."""
 
     outcome: Outcome | None = None
@@ -115,28 +115,28 @@ def young_daly(stall: float, between: float) -> float:
     return math.sqrt(2.0 * stall * between)
 
 
-def live(policy: Policy, fleet: Fleet, seed: int) -> Life:
+def simulate(policy: Policy, failure_model: FailureModel, seed: int) -> SimulationResult:
     """Simulate a run under `policy` on a set of nodes. Its job must have no export and no evaluation."""
-    run = _Run(policy, fleet, random.Random(seed))
+    run = _Run(policy, failure_model, random.Random(seed))
     for _ in range(MOST):
         if run.advance():
-            return run.life
-    run.life.reason = "the run does not come to an end"
-    return run.life
+            return run.result
+    run.result.reason = "the run does not come to an end"
+    return run.result
 
 
 class _Run:
     """A run in simulation. One `RankStatus` stands for the whole gang."""
 
-    def __init__(self, policy: Policy, fleet: Fleet, draw: random.Random) -> None:
+    def __init__(self, policy: Policy, failure_model: FailureModel, draw: random.Random) -> None:
         self.policy = policy
-        self.fleet = fleet
+        self.failure_model = failure_model
         self.draw = draw
-        self.life = Life()
+        self.result = SimulationResult()
         self.state = State()
         self.now = 0.0
         """Simulated seconds since the run began."""
-        self.up = fleet.nodes
+        self.up = failure_model.nodes
         """Nodes that are available."""
         self.back: list[float] = []
         """When unavailable nodes return, as a heap."""
@@ -146,7 +146,7 @@ class _Run:
         """The step that the gang started from; None except right after a start."""
         self.step = 0.0
         """Steps done, fractions included."""
-        self.begun = 0
+        self.first_step = 0
         """The step at which the attempt began."""
         self.published = 0
         """The step of the last published commit."""
@@ -160,11 +160,11 @@ class _Run:
     def advance(self) -> bool:
         """Make one decision and follow it. Return whether the run is over."""
         before = self.state.phase
-        self.state, action = decide(self.policy, self.state, self._seen())
+        self.state, action = decide(self.policy, self.state, self._observe())
         if self.state.phase in ENDED:
-            self.life.outcome = self.state.outcome
-            self.life.reason = self.state.reason
-            self.life.seconds = self.now
+            self.result.outcome = self.state.outcome
+            self.result.reason = self.state.reason
+            self.result.seconds = self.now
             return True
         if action.do == "start":
             self._start(action)
@@ -178,8 +178,8 @@ class _Run:
             self._wait()
         return False
 
-    def _seen(self) -> Observation:
-        room = self.up * self.fleet.per_node
+    def _observe(self) -> Observation:
+        room = self.up * self.failure_model.per_node
         return Observation(
             now=self.now,
             prepared=True,
@@ -193,33 +193,33 @@ class _Run:
             step_seconds=self.seconds,
             longest_step=self.seconds,
             gap=1.0,
-            restart_seconds=self.fleet.restart,
+            restart_seconds=self.failure_model.restart,
         )
 
     def _pass(self, until: float, part: str) -> None:
         """Advance the time and count it towards `part`. Nodes that return meanwhile become available."""
         while self.back and self.back[0] <= until:
-            self.life.node_hours += self.up * (self.back[0] - self.now) / HOUR
-            self.life.parts[part] += self.back[0] - self.now
+            self.result.node_hours += self.up * (self.back[0] - self.now) / HOUR
+            self.result.parts[part] += self.back[0] - self.now
             self.now = heapq.heappop(self.back)
             self.up += 1
-        self.life.node_hours += self.up * (until - self.now) / HOUR
-        self.life.parts[part] += until - self.now
+        self.result.node_hours += self.up * (until - self.now) / HOUR
+        self.result.parts[part] += until - self.now
         self.now = until
 
     def _start(self, action: Action) -> None:
         assert action.layout is not None
-        self.life.attempts += 1
+        self.result.attempts += 1
         self.seconds = self.policy.predict(action.layout)
         self.fastest = min(self.fastest, self.seconds)
         self.step = float(self.committed)
-        self.begun = self.committed
+        self.first_step = self.committed
         self.restored = self.committed
         self.rank = self._running("running")
-        begins = self.now + self.fleet.restart
+        begins = self.now + self.failure_model.restart
         while (at := self._next_failure()) < begins:
             self._pass(at, "restarts")
-            if self._fail(math.ceil(action.layout.world / self.fleet.per_node)):
+            if self._fail(math.ceil(action.layout.world / self.failure_model.per_node)):
                 return
         self._pass(begins, "restarts")
 
@@ -227,60 +227,64 @@ class _Run:
         return RankStatus(0, "", 1, state, int(self.step), last_heartbeat=self.now, **more)  # type: ignore[arg-type]
 
     @property
-    def _each(self) -> float:
+    def _step_seconds(self) -> float:
         """Seconds of a step, with its share of the stall of commits."""
-        return self.seconds + self.fleet.stall / self.policy.checkpoint.every
+        return self.seconds + self.failure_model.stall / self.policy.checkpoint.every
 
     def _train(self) -> None:
         """Train until the next failure, return of a node, growth of the gang, or the last step."""
         layout = self.state.layout
         assert layout is not None
         at = self._next_failure()
-        done = self.now + (self.policy.train.steps - self.step) * self._each
+        done = self.now + (self.policy.train.steps - self.step) * self._step_seconds
         grows = self.state.roomy + ROOMY if self.state.roomy else math.inf
         first = min(at, done, self.back[0] if self.back else math.inf, grows)
-        first = max(first, self.now + min(self._each, done - self.now))
-        gone = first - self.now
-        share = self.seconds / self._each
+        first = max(first, self.now + min(self._step_seconds, done - self.now))
+        elapsed = first - self.now
+        share = self.seconds / self._step_seconds
         self._pass(first, "commits")
-        self.life.parts["commits"] -= gone * share
-        self._count(gone * share)
-        self.step += gone / self._each
+        self.result.parts["commits"] -= elapsed * share
+        self._count(elapsed * share)
+        self.step += elapsed / self._step_seconds
         self.rank = self._running("running")
         if first >= done:
             self.step = self.committed = self.policy.train.steps
             self.rank = self._running("done", result={"ended": "steps", "step": int(self.step)})
         elif first >= at:
-            self._fail(math.ceil(layout.world / self.fleet.per_node))
+            self._fail(math.ceil(layout.world / self.failure_model.per_node))
 
     def _next_failure(self) -> float:
         """Draw the time of the next failure of an available node."""
-        failing = sum(self.fleet.rates.values()) * self.up / HOUR
+        failing = sum(self.failure_model.rates.values()) * self.up / HOUR
         return self.now + (self.draw.expovariate(failing) if failing else math.inf)
 
     def _fail(self, in_use: int) -> bool:
         """Draw a failure and let it hit a node. Return whether it is one of the `in_use` nodes that run ranks."""
-        rates = self.fleet.rates
+        rates = self.failure_model.rates
         kind = self.draw.choices([*rates], [*rates.values()])[0]
         is_in_use = self.draw.random() < in_use / self.up
-        away = {"breaks": self.fleet.repair, "rack": self.fleet.repair, "taken": self.fleet.returns}.get(kind)
+        away = {
+            "breaks": self.failure_model.repair,
+            "rack": self.failure_model.repair,
+            "taken": self.failure_model.returns,
+        }.get(kind)
         if away:
-            lost = min(self.fleet.rack_nodes, self.up) if kind == "rack" else 1
+            lost = min(self.failure_model.rack_nodes, self.up) if kind == "rack" else 1
             self.up -= lost
             for _ in range(lost):
                 heapq.heappush(self.back, self.now + self.draw.expovariate(1.0 / away))
         if not is_in_use:
             return False
-        self.life.failures += 1
+        self.result.failures += 1
         if kind == "taken" and self.policy.resources.notices:
             self.rank = self._running("running", leaving=True)
             return True
-        self._lose(has_snapshot=self.fleet.snapshot_every > 0 and kind != "rack")
+        self._lose(has_snapshot=self.failure_model.snapshot_every > 0 and kind != "rack")
         limits = limits_of(self.policy.resources.per_worker.gpu)
         notice = max(limits.hang, STEP_FACTOR * self.seconds) if kind == "hangs" else limits.silence
         self._pass(self.now + notice, "restarts")
         # Each failure hits another rank, so `decide` does not take the program to be the cause.
-        number = self.life.failures
+        number = self.result.failures
         self.rank = RankStatus(
             rank=number,
             node="",
@@ -297,39 +301,39 @@ class _Run:
     def _count(self, seconds: float) -> None:
         """Count seconds of steps under the present layout; negative ones if the steps are lost."""
         useful = seconds * self.fastest / self.seconds
-        self.life.parts["steps"] += useful
-        self.life.parts["narrow"] += seconds - useful
+        self.result.parts["steps"] += useful
+        self.result.parts["narrow"] += seconds - useful
 
     def _lose(self, has_snapshot: bool) -> None:
         """Lose the steps since the last snapshot, or since the last published commit."""
-        every, snapshot_every = self.policy.checkpoint.every, self.fleet.snapshot_every
-        published = self.step - self.fleet.write / self._each
+        every, snapshot_every = self.policy.checkpoint.every, self.failure_model.snapshot_every
+        published = self.step - self.failure_model.write / self._step_seconds
         self.published = max(self.published, int(published // every * every))
         self.committed = self.published
         if has_snapshot:
             self.committed = max(
-                self.published, self.begun, int(self.step // snapshot_every * snapshot_every)
+                self.published, self.first_step, int(self.step // snapshot_every * snapshot_every)
             )
         lost = (self.step - self.committed) * self.seconds
-        self.life.parts["lost"] += lost
+        self.result.parts["lost"] += lost
         self._count(-lost)
 
     def _stop(self) -> None:
         """Stop the gang after the next step, with a commit."""
         self.step += 1.0
         self._pass(self.now + self.seconds, "lost")
-        self._pass(self.now + self.fleet.write, "restarts")
+        self._pass(self.now + self.failure_model.write, "restarts")
         self.committed = self.published = int(self.step)
         # The fraction of a step beyond the last whole one is lost.
-        kept = (1.0 - (self.step - self.committed)) * self.seconds
-        self.life.parts["lost"] -= kept
-        self._count(kept)
+        kept_seconds = (1.0 - (self.step - self.committed)) * self.seconds
+        self.result.parts["lost"] -= kept_seconds
+        self._count(kept_seconds)
         self.rank = self._running("done", result={"ended": "stop", "step": self.committed})
 
     def _wait(self) -> None:
         """Wait for more workers, at most as long as the job allows."""
         longest = self.policy.limits.wait + 1.0
         until = self.now + SETTLE
-        if self.up * self.fleet.per_node < self.policy.resources.workers.min:
+        if self.up * self.failure_model.per_node < self.policy.resources.workers.min:
             until = min(max(self.back[0], until) if self.back else math.inf, self.now + longest)
         self._pass(until, "waiting")

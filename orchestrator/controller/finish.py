@@ -131,14 +131,14 @@ def best_without_commit(
 ) -> str | None:
     """Return a line about a step that was better than the best commit but was not committed; None without one."""
     metric, measured = checkpoint.best_metric, measure_of(evaluate, checkpoint.averaged)
-    if metric is None or (kept := best_commit(Store(run.commits), metric)) is None:
+    if metric is None or (best_committed := best_commit(Store(run.commits), metric)) is None:
         return None
     sign = -1.0 if larger_is_better(metric) else 1.0
-    alike = [row for row in rows.evaluations if row.get("measured", measured) == measured]
-    measured_values: dict[int, Any] = {row["step"]: by_name(row["sets"]).get(metric) for row in alike}
+    comparable = [row for row in rows.evaluations if row.get("measured", measured) == measured]
+    measured_values: dict[int, Any] = {row["step"]: by_name(row["sets"]).get(metric) for row in comparable}
     values = {step: value for step, value in measured_values.items() if is_number(value)}
-    best = min(values, key=lambda step: (sign * values[step], step), default=kept)
-    if kept not in values or sign * values[best] >= sign * values[kept]:
+    best = min(values, key=lambda step: (sign * values[step], step), default=best_committed)
+    if best_committed not in values or sign * values[best] >= sign * values[best_committed]:
         return None
     text = f"{metric} was best at step {best} ({values[best]:.4g}), which has no commit: the best commit is that of "
-    return f"{text}step {kept} ({values[kept]:.4g}); let checkpoint.every and evaluate.every meet"
+    return f"{text}step {best_committed} ({values[best_committed]:.4g}); let checkpoint.every and evaluate.every meet"

@@ -10,14 +10,14 @@ from typing import Any
 
 from orchestrator.checkpoint.config import SNAPSHOT_SHARE, CheckpointSpec
 from orchestrator.config.outcome import Outcome
-from orchestrator.controller.failure_simulation import HOUR, Fleet, live, young_daly
+from orchestrator.controller.failure_simulation import HOUR, FailureModel, simulate, young_daly
 from orchestrator.controller.state import Policy
 from orchestrator.planner.choose_layout import Plan
 from orchestrator.planner.cluster_file import ClusterFile, Market
 
 SPARES = (0, 1, 2, 4, 8, 16, 32)
 """The numbers of spare nodes that are tried if the cluster file names none."""
-LIVES = 5
+SIMULATIONS = 5
 """How many runs are simulated for each case."""
 DAY = 24.0 * HOUR
 
@@ -39,7 +39,7 @@ def forecast(policy: Policy, plan: Plan, cluster: ClusterFile, state: float) -> 
     stall = chosen.time.commit * every
     failures = cluster.hours_between_failures
     in_use = -(-chosen.layout.world // machine.per_node)
-    fleet = Fleet(
+    failure_model = FailureModel(
         nodes=in_use,
         per_node=machine.per_node,
         breaks=failures.breaks(machine.per_node),
@@ -56,17 +56,18 @@ def forecast(policy: Policy, plan: Plan, cluster: ClusterFile, state: float) -> 
     return {
         "device": cluster.device,
         "nodes": cluster.nodes,
-        "nodes_in_use": fleet.nodes,
+        "nodes_in_use": failure_model.nodes,
         "tokens_per_day": plan.tokens / chosen.seconds * DAY,
         "days_without_failures": steps * chosen.seconds / DAY,
         "commit": {
             "every_steps": every,
             "stall_seconds": stall,
-            "write_seconds": fleet.write,
-            "snapshot_every_steps": fleet.snapshot_every,
+            "write_seconds": failure_model.write,
+            "snapshot_every_steps": failure_model.snapshot_every,
         },
         "markets": {
-            name: _market(policy, fleet, cluster, market, plan) for name, market in cluster.markets.items()
+            name: _market(policy, failure_model, cluster, market, plan)
+            for name, market in cluster.markets.items()
         },
     }
 
@@ -84,23 +85,26 @@ def _snapshot_every(checkpoint: CheckpointSpec, stall: float, seconds: float) ->
     return checkpoint.snapshot_every or 0
 
 
-def _market(policy: Policy, fleet: Fleet, cluster: ClusterFile, market: Market, plan: Plan) -> dict[str, Any]:
+def _market(
+    policy: Policy, failure_model: FailureModel, cluster: ClusterFile, market: Market, plan: Plan
+) -> dict[str, Any]:
     """Forecast the run in one market, with the spares of the cluster file, or with the cheapest number of spares."""
-    taken, in_use = market.hours_between_interruptions, fleet.nodes
-    fleet = dataclasses.replace(
-        fleet,
+    hours_to_interruption, in_use = market.hours_between_interruptions, failure_model.nodes
+    failure_model = dataclasses.replace(
+        failure_model,
         nodes=cluster.nodes,
-        taken=1.0 / taken if taken else 0.0,
+        interruptions=1.0 / hours_to_interruption if hours_to_interruption else 0.0,
         returns=market.return_hours * HOUR,
     )
-    between = HOUR / (sum(fleet.rates.values()) * in_use)
-    interval = young_daly(fleet.stall, between)
+    between = HOUR / (sum(failure_model.rates.values()) * in_use)
+    interval = young_daly(failure_model.stall, between)
     seconds = plan.chosen.seconds
-    best = max(round(max(interval, fleet.write) / seconds), 1)
+    best = max(round(max(interval, failure_model.write) / seconds), 1)
     worth_trying = [spares for spares in SPARES if spares <= max(cluster.nodes // 2, 1)]
     tried = worth_trying if cluster.spares is None else [cluster.spares]
     result = [
-        _case(policy, fleet, cluster=cluster, market=market, plan=plan, spares=spares) for spares in tried
+        _case(policy, failure_model, cluster=cluster, market=market, plan=plan, spares=spares)
+        for spares in tried
     ]
     done = [case for case in result if case["ends"] == Outcome.DONE.value] or result
     chosen = min(done, key=lambda case: (case["usd"] or case["days"], case["days"]))
@@ -113,7 +117,7 @@ def _market(policy: Policy, fleet: Fleet, cluster: ClusterFile, market: Market, 
             "seconds": interval,
             "every_steps": best,
             "goodput": _case(
-                other, fleet, cluster=cluster, market=market, plan=plan, spares=chosen["spares"]
+                other, failure_model, cluster=cluster, market=market, plan=plan, spares=chosen["spares"]
             )["goodput"],
         },
         "by_spares": [
@@ -123,15 +127,18 @@ def _market(policy: Policy, fleet: Fleet, cluster: ClusterFile, market: Market, 
 
 
 def _case(
-    policy: Policy, fleet: Fleet, cluster: ClusterFile, market: Market, plan: Plan, spares: int
+    policy: Policy, failure_model: FailureModel, cluster: ClusterFile, market: Market, plan: Plan, spares: int
 ) -> dict[str, Any]:
     """The mean of some simulated runs with `spares` nodes more than the cluster has."""
-    lives = [live(policy, dataclasses.replace(fleet, nodes=cluster.nodes + spares), n) for n in range(LIVES)]
-    worst = next((life for life in lives if life.outcome is not Outcome.DONE), lives[0])
-    hours = _mean([life.node_hours for life in lives])
-    watts = fleet.per_node * plan.machine.watts + cluster.power.host_watts
+    results = [
+        simulate(policy, dataclasses.replace(failure_model, nodes=cluster.nodes + spares), n)
+        for n in range(SIMULATIONS)
+    ]
+    worst = next((result for result in results if result.outcome is not Outcome.DONE), results[0])
+    hours = _mean([result.node_hours for result in results])
+    watts = failure_model.per_node * plan.machine.watts + cluster.power.host_watts
     kwh = hours * watts * cluster.power.overhead / 1000.0
-    days = [life.seconds / DAY for life in lives]
+    days = [result.seconds / DAY for result in results]
     return {
         "spares": spares,
         "ends": worst.outcome.value if worst.outcome else "",
@@ -139,14 +146,16 @@ def _case(
         "days": _mean(days),
         "days_least": min(days),
         "days_most": max(days),
-        "goodput": _mean([life.goodput for life in lives]),
+        "goodput": _mean([result.goodput for result in results]),
         "share_of_time": {
-            part: _mean([life.parts[part] / life.seconds if life.seconds else 0.0 for life in lives])
-            for part in lives[0].parts
+            part: _mean(
+                [result.parts[part] / result.seconds if result.seconds else 0.0 for result in results]
+            )
+            for part in results[0].parts
         },
-        "failures": _mean([life.failures for life in lives]),
-        "attempts": _mean([life.attempts for life in lives]),
-        "usd": hours * fleet.per_node * market.usd_per_gpu_hour,
+        "failures": _mean([result.failures for result in results]),
+        "attempts": _mean([result.attempts for result in results]),
+        "usd": hours * failure_model.per_node * market.usd_per_gpu_hour,
         "kwh": kwh,
         "kg_co2e": kwh * cluster.power.kg_co2e_per_kwh,
     }

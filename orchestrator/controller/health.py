@@ -9,7 +9,7 @@ from typing import Any
 
 from cluster.workers.device_limits import CPU, DeviceLimits
 from cluster.workers.gang import FINISHED, UNKNOWN, Cause, RankStatus
-from orchestrator.controller.missing_ranks import missing_ranks, named, shared_wait
+from orchestrator.controller.missing_ranks import missing_ranks, ranks_text, shared_wait
 from orchestrator.storage.row_types import EventFields
 
 GRACE = 1.0
@@ -90,16 +90,16 @@ class Failure:
             wrong_nodes=tuple(event.get("wrong_nodes") or ()),
         )
 
-    def repeats(self, others: Sequence[Failure]) -> bool:
+    def repeats(self, earlier: Sequence[Failure]) -> bool:
         """Whether earlier failures show that the program itself is the cause.
 
         That is so if it raised the same exception at this step before, or if this rank ended at this step in the same
         way for the DEATHS-th time.
         """
-        alike = [f for f in others if (f.step, f.cause) == (self.step, self.cause)]
+        same_cause = [f for f in earlier if (f.step, f.cause) == (self.step, self.cause)]
         if self.cause.end == "raised":
-            return self.cause.kind != "peer_lost" and any(f.why == self.why for f in alike)
-        return self.rank >= 0 and sum(f.rank == self.rank for f in alike) + 1 >= DEATHS
+            return self.cause.kind != "peer_lost" and any(f.why == self.why for f in same_cause)
+        return self.rank >= 0 and sum(f.rank == self.rank for f in same_cause) + 1 >= DEATHS
 
 
 def excluded(failures: Sequence[Failure], now: float) -> Set[str]:
@@ -143,28 +143,28 @@ class Vitals:
         return max(self.limits.hang, self.patience)
 
 
-def first_fault(seen: Vitals) -> Failure | None:
+def first_fault(vitals: Vitals) -> Failure | None:
     """Return the first fault of the gang: an exception, or else a death, a silence or a hang. None if it is healthy."""
-    return _raised(seen) or _died(seen) or _silent(seen) or _hangs(seen)
+    return _raised(vitals) or _died(vitals) or _silent(vitals) or _hangs(vitals)
 
 
-def _raised(seen: Vitals) -> Failure | None:
-    failed = sorted((r for r in seen.ranks if r.state == "failed"), key=lambda r: r.failed_at)
+def _raised(vitals: Vitals) -> Failure | None:
+    failed = sorted((r for r in vitals.ranks if r.state == "failed"), key=lambda r: r.failed_at)
     root = next((r for r in failed if r.cause.kind != "peer_lost"), None)
     # The death of a rank makes its peers raise connection errors, which may arrive before the death is seen.
-    if root is None and failed and seen.now - seen.suspected >= GRACE and not _died(seen):
+    if root is None and failed and vitals.now - vitals.suspected >= GRACE and not _died(vitals):
         root = failed[0]
     if root is not None and root.cause.ranks:
-        return _blamed(seen, root)
-    return _failure(seen, root, "", root.error, root.cause) if root else None
+        return _blamed(vitals, root)
+    return _failure(vitals, root, "", root.error, root.cause) if root else None
 
 
-def _blamed(seen: Vitals, root: RankStatus) -> Failure:
+def _blamed(vitals: Vitals, root: RankStatus) -> Failure:
     """Return the failure of the ranks that an exception blames, whoever raised it."""
-    blamed = [r for r in seen.ranks if r.rank in root.cause.ranks]
+    blamed = [r for r in vitals.ranks if r.rank in root.cause.ranks]
     return Failure(
-        time=seen.now,
-        step=seen.step,
+        time=vitals.now,
+        step=vitals.step,
         where=" and ".join(f"rank {r.rank} on {r.node}" for r in blamed),
         why=root.error,
         cause=root.cause,
@@ -174,49 +174,53 @@ def _blamed(seen: Vitals, root: RankStatus) -> Failure:
     )
 
 
-def _died(seen: Vitals) -> Failure | None:
-    dead = sorted((r for r in seen.ranks if r.state == "dead"), key=lambda r: r.failed_at)
-    return _failure(seen, dead[0], " died", dead[0].error, dead[0].cause) if dead else None
+def _died(vitals: Vitals) -> Failure | None:
+    dead = sorted((r for r in vitals.ranks if r.state == "dead"), key=lambda r: r.failed_at)
+    return _failure(vitals, dead[0], " died", dead[0].error, dead[0].cause) if dead else None
 
 
-def _silent(seen: Vitals) -> Failure | None:
-    running = [r for r in seen.ranks if r.state not in FINISHED]
+def _silent(vitals: Vitals) -> Failure | None:
+    running = [r for r in vitals.ranks if r.state not in FINISHED]
     quiet = min(running, key=lambda r: r.last_heartbeat, default=None)
     if quiet is None:
         return None
-    silent = seen.now - quiet.last_heartbeat
-    if silent <= (max(seen.limits.first_silence, seen.patience) if seen.starting else seen.patience):
+    silent = vitals.now - quiet.last_heartbeat
+    if silent <= (max(vitals.limits.first_silence, vitals.patience) if vitals.starting else vitals.patience):
         return None
-    failure = _failure(seen, quiet, "", f"no sign of life for {silent:.1f} s", Cause("silent"))
-    missing = missing_ranks(seen.ranks, silent=True)
-    others = [each for each in missing if each.rank != quiet.rank]
-    also = f"; {named(others)} {'is' if len(others) == 1 else 'are'} missing too" if others else ""
-    known = "".join(f"; {each.why}" for each in missing if each.rank == quiet.rank)
-    return dataclasses.replace(failure, why=failure.why + known + also)
+    failure = _failure(vitals, quiet, "", f"no sign of life for {silent:.1f} s", Cause("silent"))
+    missing = missing_ranks(vitals.ranks, silent=True)
+    others_missing = [missing_rank for missing_rank in missing if missing_rank.rank != quiet.rank]
+    also = (
+        f"; {ranks_text(others_missing)} {'is' if len(others_missing) == 1 else 'are'} missing too"
+        if others_missing
+        else ""
+    )
+    reason = "".join(f"; {missing_rank.why}" for missing_rank in missing if missing_rank.rank == quiet.rank)
+    return dataclasses.replace(failure, why=failure.why + reason + also)
 
 
-def _hangs(seen: Vitals) -> Failure | None:
-    running = [r for r in seen.ranks if r.state not in FINISHED]
-    still = seen.now - seen.moved
-    slow = seen.starting or seen.ending or any(r.waiting for r in seen.ranks)
-    if not running or still <= (max(FIRST_STEP, seen.longest_wait) if slow else seen.longest_wait):
+def _hangs(vitals: Vitals) -> Failure | None:
+    running = [r for r in vitals.ranks if r.state not in FINISHED]
+    still = vitals.now - vitals.moved
+    slow = vitals.starting or vitals.ending or any(r.waiting for r in vitals.ranks)
+    if not running or still <= (max(FIRST_STEP, vitals.longest_wait) if slow else vitals.longest_wait):
         return None
     behind = min(running, key=lambda r: r.step)
     why = f"no step for {still:.0f} s"
-    if missing := missing_ranks(seen.ranks):
+    if missing := missing_ranks(vitals.ranks):
         first = missing[0]
         why += f"; rank {first.rank}: {first.why}" if len(missing) > 1 else f"; {first.why}"
-        where, cause = named(missing), Cause("still")
-        return Failure(seen.now, seen.step, where, why, cause, node=first.node, rank=first.rank)
-    if wait := shared_wait(seen.ranks):
+        where, cause = ranks_text(missing), Cause("still")
+        return Failure(vitals.now, vitals.step, where, why, cause, node=first.node, rank=first.rank)
+    if wait := shared_wait(vitals.ranks):
         why += f"; {wait}"
-    if behind.step < seen.step:
-        return _failure(seen, behind, "", why, Cause("still"))
-    return Failure(seen.now, seen.step, "", why, Cause("still"))
+    if behind.step < vitals.step:
+        return _failure(vitals, behind, "", why, Cause("still"))
+    return Failure(vitals.now, vitals.step, "", why, Cause("still"))
 
 
-def _failure(seen: Vitals, rank: RankStatus, how: str, why: str, cause: Cause) -> Failure:
+def _failure(vitals: Vitals, rank: RankStatus, how: str, why: str, cause: Cause) -> Failure:
     where = f"rank {rank.rank} on {rank.node}{how}"
     return Failure(
-        time=seen.now, step=seen.step, where=where, why=why, cause=cause, node=rank.node, rank=rank.rank
+        time=vitals.now, step=vitals.step, where=where, why=why, cause=cause, node=rank.node, rank=rank.rank
     )

@@ -48,17 +48,17 @@ def missing_ranks(ranks: Sequence[RankStatus], silent: bool = False) -> list[Mis
     running = [rank for rank in ranks if rank.state not in FINISHED]
     if all(rank.hang is None for rank in running):
         return []
-    found = {rank.rank for rank in running if rank.hang is None}
+    numbers = {rank.rank for rank in running if rank.hang is None}
     if not silent:
         waits = {rank.rank: _awaited(rank, running) for rank in running}
         answered = [rank for rank in running if rank.hang is not None]
         busy = {r.rank for r in answered if r.hang and not (r.hang.is_waiting or waits[r.rank])}
         if len(busy) < len(answered):
-            found |= busy
-            found = found or {r for others in waits.values() for r in others if not waits[r]}
-        elif not found:
-            found = _late(running)
-    return [Missing(rank.rank, rank.node, _why(rank, running)) for rank in running if rank.rank in found]
+            numbers |= busy
+            numbers = numbers or {r for awaited in waits.values() for r in awaited if not waits[r]}
+        elif not numbers:
+            numbers = _late(running)
+    return [Missing(rank.rank, rank.node, _why(rank, running)) for rank in running if rank.rank in numbers]
 
 
 def _late(running: Sequence[RankStatus]) -> set[int]:
@@ -68,18 +68,18 @@ def _late(running: Sequence[RankStatus]) -> set[int]:
     return late if len(late) < len(running) else set()
 
 
-def named(missing: Sequence[Missing]) -> str:
+def ranks_text(missing: Sequence[Missing]) -> str:
     """Return the ranks and nodes of at most NAMED missing ranks, and the number of the others."""
-    names = [each.where for each in missing[:NAMED]]
-    if rest := len(missing) - len(names):
-        names.append(f"{rest} more")
+    names = [rank.where for rank in missing[:NAMED]]
+    if more := len(missing) - len(names):
+        names.append(f"{more} more")
     return " and ".join(names)
 
 
 def shared_wait(ranks: Sequence[RankStatus]) -> str:
     """Return what most ranks wait in, as text for people; empty if none has reported."""
     reports = [rank.hang for rank in ranks if rank.hang is not None]
-    texts = Counter(each.text for report in reports for each in report.entered if not each.is_done)
+    texts = Counter(entry.text for report in reports for entry in report.entered if not entry.is_done)
     texts = texts or Counter(report.frame for report in reports if report.frame)
     return "".join(f"{_ranks(count)} in {text}" for text, count in texts.most_common(1))
 
@@ -116,29 +116,29 @@ def _is_awaited(other: RankStatus, entry: Entered) -> bool:
 
 def _last(group: str, ranks: Sequence[RankStatus], is_done: bool = False) -> Entered | None:
     """Return the last collective of a group that one of these ranks has entered, or completed with `is_done`."""
-    entries = [each for rank in ranks for each in _entered(rank) if each.group == group]
+    entries = [entry for rank in ranks for entry in _entered(rank) if entry.group == group]
     return max((e for e in entries if e.is_done or not is_done), key=lambda e: e.number, default=None)
 
 
 def _why(rank: RankStatus, running: Sequence[RankStatus]) -> str:
     """Return what is known about a missing rank, for people."""
-    others = [other for other in running if other is not rank]
-    entries = [e for other in others if (e := _awaited(other, running).get(rank.rank)) is not None]
+    peers = [other for other in running if other is not rank]
+    entries = [e for other in peers if (e := _awaited(other, running).get(rank.rank)) is not None]
     parts = []
     if entries:
         text, count = Counter(entry.text for entry in entries).most_common(1)[0]
         parts.append(f"{_ranks(count)} in {text}, and it is not")
         group = next(entry.group for entry in entries if entry.text == text)
         if rank.hang is None:
-            last = _last(group, others, is_done=True)
+            last = _last(group, peers, is_done=True)
             parts += [f"the others last completed {last.text}"] if last else []
         else:
             last = _last(group, [rank])
             parts.append(f"its last was {last.text}" if last else "it has entered none of that group before")
-    elif waits := shared_wait([other for other in others if other.hang and other.hang.is_waiting]):
+    elif waits := shared_wait([other for other in peers if other.hang and other.hang.is_waiting]):
         parts.append(waits)
-    place = f" in {rank.hang.frame}" if rank.hang and rank.hang.frame else ""
-    parts.append(f"it was {rank.activity}{place}")
+    frame = f" in {rank.hang.frame}" if rank.hang and rank.hang.frame else ""
+    parts.append(f"it was {rank.activity}{frame}")
     if rank.hang is None:
         parts.append("it does not answer")
     return "; ".join(parts)

@@ -37,18 +37,18 @@ class NodeRows:
         self._number = 0
         self._attempt = 0
 
-    def add(self, readings: Sequence[dict[str, Any]], attempt: int) -> None:
+    def add(self, node_metrics: Sequence[dict[str, Any]], attempt: int) -> None:
         """Add the readings that the gang of `attempt` reported."""
-        if not readings:
+        if not node_metrics:
             return
-        kept = self.latest if attempt == self._attempt else {}
+        previous = self.latest if attempt == self._attempt else {}
         self._attempt = attempt
         # A new dictionary each time, because `status` reads it from another thread.
-        self.latest = kept | {reading["node"]: reading["values"] for reading in readings}
+        self.latest = previous | {metrics["node"]: metrics["values"] for metrics in node_metrics}
         rows: list[Row] = []
-        for reading in readings:
-            self._number = max(self._number + 1, int(1000 * reading["time"]))
-            rows.append({"number": self._number, "attempt": attempt, **reading})
+        for metrics in node_metrics:
+            self._number = max(self._number + 1, int(1000 * metrics["time"]))
+            rows.append({"number": self._number, "attempt": attempt, **metrics})
         self.rows.add(rows)
 
     def wait_until_stored(self) -> None:

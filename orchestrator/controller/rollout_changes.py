@@ -25,9 +25,9 @@ class RolloutChanges:
         self._limits = limits
         self._machines = machines
         self._now: dict[str, Any] = {"workers": 0, "machines": [], "usd_per_hour": None}
-        self._of_ranks: Set[str] = frozenset()
+        self._rank_nodes: Set[str] = frozenset()
         """Nodes of the last gang, whose cost is that of the gang."""
-        self._own: Set[str] = frozenset()
+        self._extra_nodes: Set[str] = frozenset()
         """Nodes with rollout workers and without ranks."""
         self._changes: list[dict[str, Any]] = []
 
@@ -36,17 +36,17 @@ class RolloutChanges:
         """Whether an event is to tell of a change."""
         return bool(self._changes)
 
-    def see(self, nodes: Sequence[str], of_ranks: Set[str]) -> None:
+    def see(self, nodes: Sequence[str], rank_nodes: Set[str]) -> None:
         """Note the node of each rollout worker, and the nodes of the ranks."""
-        self._of_ranks = of_ranks or self._of_ranks
-        own = frozenset(nodes) - self._of_ranks
-        if (len(nodes), own) == (self._now["workers"], self._own):
+        self._rank_nodes = rank_nodes or self._rank_nodes
+        extra_nodes = frozenset(nodes) - self._rank_nodes
+        if (len(nodes), extra_nodes) == (self._now["workers"], self._extra_nodes):
             return
-        self._own = own
+        self._extra_nodes = extra_nodes
         machines: list[dict[str, str]] = []
         usd = None
-        if own and self._limits.prices and not self._limits.usd_per_worker_hour:
-            machines = self._machines(sorted(own))
+        if extra_nodes and self._limits.prices and not self._limits.usd_per_worker_hour:
+            machines = self._machines(sorted(extra_nodes))
             with contextlib.suppress(InputError):  # the event of the gang's machines tells the problem
                 usd = prices.rate(machines, prices.load(self._limits.prices))
         self._now = {"workers": len(nodes), "machines": machines, "usd_per_hour": usd}

@@ -67,7 +67,7 @@ class RolloutWorkers:
         self,
         cluster: Cluster,
         run: str,
-        asked: Workers | None,
+        requested: Workers | None,
         bundle: Bundle,
         limits: DeviceLimits,
         prices: LimitSpec,
@@ -77,7 +77,7 @@ class RolloutWorkers:
         Args:
             cluster: where to run.
             run: the URI of the run directory.
-            asked: how many the job asks for; None if the ranks generate answers themselves.
+            requested: how many the job asks for; None if the ranks generate answers themselves.
             bundle: what a worker occupies.
             limits: the time limits of a worker.
             prices: the limits of the job, with its prices.
@@ -93,24 +93,24 @@ class RolloutWorkers:
         self._news = News()
         self.changes = RolloutChanges(prices, cluster.machines)
         self._failures: tuple[Failure, ...] = ()
-        self._near: Set[str] = frozenset()
+        self._rank_nodes: Set[str] = frozenset()
         """Nodes of ranks."""
         self._avoid: Set[str] = frozenset()
         self._lost: Set[str] = frozenset()
         self.moved = 0.0
         self._queue: RolloutQueue | None = None
-        if asked is not None:
+        if requested is not None:
             self._queue = RolloutQueue(cluster.host())
             self._services = cluster.services(WEIGHT_SERVER, self._queue.token)
             self._servers: list[dict[str, str]] = []
 
-    def place(self) -> dict[str, Any]:
+    def task_fields(self) -> dict[str, Any]:
         """Start missing servers of weights, and return the fields of a `Task` that name the place of work."""
         if self._queue is None:
             return {}
         self._start_servers()
-        place = RolloutPlace(self._queue.address, self._queue.token, weights_token=self._queue.token)
-        return {"rollouts": dataclasses.asdict(place)}
+        rollout_place = RolloutPlace(self._queue.address, self._queue.token, weights_token=self._queue.token)
+        return {"rollouts": dataclasses.asdict(rollout_place)}
 
     def begin(self, task: Task) -> None:
         """Note the task of a gang that has just been started. Workers of earlier attempts work for it, too."""
@@ -132,21 +132,21 @@ class RolloutWorkers:
         """How many units of work they have finished."""
         return self._queue.done if self._queue is not None else 0
 
-    def held(self, avoid: Set[str] = frozenset()) -> int:
+    def occupied_workers(self, avoid: Set[str] = frozenset()) -> int:
         """Return how many workers they occupy on the cluster, without those that may be on nodes of `avoid`."""
-        return sum(worker.gang.held() for worker in self._workers if not _is_on(worker, avoid))
+        return sum(worker.gang.occupied_workers() for worker in self._workers if not _is_on(worker, avoid))
 
-    def with_failures(self, of_gangs: Sequence[Failure], since: float) -> list[Failure]:
+    def with_failures(self, gang_failures: Sequence[Failure], since: float) -> list[Failure]:
         """Return failures of gangs with those of rollout workers from `since` on, by time, each once."""
         self._failures = tuple(failure for failure in self._failures if failure.time >= since)
-        found = {(failure.time, failure.node): failure for failure in (*of_gangs, *self._failures)}
-        return sorted(found.values(), key=lambda failure: failure.time)
+        distinct = {(failure.time, failure.node): failure for failure in (*gang_failures, *self._failures)}
+        return sorted(distinct.values(), key=lambda failure: failure.time)
 
     def follow(
         self,
         wanted: int,
         avoid: Set[str] = frozenset(),
-        near: Set[str] = frozenset(),
+        rank_nodes: Set[str] = frozenset(),
         lost: Set[str] = frozenset(),
     ) -> None:
         """Start or stop workers until there are so many. Returns at once; later calls place and start them.
@@ -154,16 +154,16 @@ class RolloutWorkers:
         Args:
             wanted: how many.
             avoid: addresses of nodes that get none. Those that are there end.
-            near: addresses of the nodes of ranks.
+            rank_nodes: addresses of the nodes of ranks.
             lost: addresses of nodes that do not answer.
         """
         if self._queue is None or self._task is None:
             return
         for worker in [worker for worker in self._workers if _is_on(worker, avoid)]:
             self._end(worker)
-        if (avoid, near, lost) != (self._avoid, self._near, self._lost):
+        if (avoid, rank_nodes, lost) != (self._avoid, self._rank_nodes, self._lost):
             self._avoid = avoid
-            self._near = near
+            self._rank_nodes = rank_nodes
             self._lost = lost
             self._order_servers()
         if len(self._workers) > wanted:
@@ -180,15 +180,15 @@ class RolloutWorkers:
             if worker.rank is None:
                 self._start(worker, self._task)
 
-    def take_news(self, near: Set[str], phase: Phase) -> list[str]:
+    def take_news(self, rank_nodes: Set[str], phase: Phase) -> list[str]:
         """Return lines for events: failures of workers since the last call, or how many run if that has changed.
 
         Args:
-            near: addresses of the nodes of ranks.
+            rank_nodes: addresses of the nodes of ranks.
             phase: the phase of the run. Lines wait for one in which a background evaluation may begin.
         """
         running = [rank.node for rank in self.running]
-        self.changes.see(running, near)
+        self.changes.see(running, rank_nodes)
         lines = self._news.take(phase)
         if not lines and self.changes.are_waiting and phase in BEGINS:
             return ["1 rollout worker runs" if len(running) == 1 else f"{len(running)} rollout workers run"]
@@ -222,14 +222,14 @@ class RolloutWorkers:
         """
         assert self._queue is not None
         nodes = {rank.node for rank in self.running}
-        there = [server for server in self._servers if server["node"] not in self._lost]
-        usable = [server for server in there if server["node"] not in self._avoid] or there
+        answering = [server for server in self._servers if server["node"] not in self._lost]
+        usable = [server for server in answering if server["node"] not in self._avoid] or answering
         needed = [server for server in usable if server["node"] in nodes]
-        others = sorted(
+        others_usable = sorted(
             (server for server in usable if server["node"] not in nodes),
-            key=lambda server: server["node"] not in self._near,
+            key=lambda server: server["node"] not in self._rank_nodes,
         )
-        self._queue.servers = needed + others[: max(COPIES - len(needed), 0)]
+        self._queue.servers = needed + others_usable[: max(COPIES - len(needed), 0)]
 
     def look(self) -> tuple[Failure, ...]:
         """Poll the workers, remove those that have failed or will be taken away, and return the failures."""
@@ -290,7 +290,7 @@ class RolloutWorkers:
             self._services.leave(addresses)
 
     def give_back(self) -> None:
-        """End all workers and servers of weights, which the next call of `place` starts again."""
+        """End all workers and servers of weights, which the next call of `task_fields` starts again."""
         for worker in self._workers:
             self._end(worker)
         self._task = None

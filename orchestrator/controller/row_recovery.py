@@ -60,33 +60,33 @@ def find(
         receipts[step] = commit.receipt
         carried = commit.meta.get("rows") or []
         rows |= {row["step"]: row for row in carried if _among(row["step"], missing)}
-    left = without(missing, rows)
-    if left and tracking and sum(last - first + 1 for first, last in left) <= MOST:
+    remaining = without(missing, rows)
+    if remaining and tracking and sum(last - first + 1 for first, last in remaining) <= MOST:
         layouts = {e["attempt"]: str(e["layout_after"]) for e in events if e.get("layout_after")}
-        for row in rows_on_server(name, tracking, run, left, SERVER_PATIENCE):
+        for row in rows_on_server(name, tracking, run, remaining, SERVER_PATIENCE):
             rows[row["step"]] = _completed(row, layouts, receipts)
     return rows
 
 
 def recovered(missing: Gaps, rows: dict[int, Row]) -> tuple[list[list[int]], str]:
     """Return the gaps that remain after `rows` were recovered, and a line for the event that reports them."""
-    left = [list(gap) for gap in without(missing, rows)]
+    remaining = [list(gap) for gap in without(missing, rows)]
     reason = f"rows of step {steps_text(missing)} were lost from {METRICS}: {len(rows)} recovered"
-    if left:
-        reason += f"; step {steps_text(left)} cannot be recovered"
-    return left, reason
+    if remaining:
+        reason += f"; step {steps_text(remaining)} cannot be recovered"
+    return remaining, reason
 
 
 def without(missing: Gaps, rows: dict[int, Row]) -> list[tuple[int, int]]:
     """Return the gaps in `missing` that `rows` do not fill."""
-    left: list[tuple[int, int]] = []
+    gaps: list[tuple[int, int]] = []
     for first, last in missing:
         for step in (step for step in range(first, last + 1) if step not in rows):
-            if left and left[-1][1] == step - 1:
-                left[-1] = (left[-1][0], step)
+            if gaps and gaps[-1][1] == step - 1:
+                gaps[-1] = (gaps[-1][0], step)
             else:
-                left.append((step, step))
-    return left
+                gaps.append((step, step))
+    return gaps
 
 
 def _completed(row: Row, layouts: dict[int, str], receipts: dict[int, str]) -> Row:

@@ -335,8 +335,8 @@ class RunHistory:
         )
         if rows:
             self.files.metrics.restore(list(rows.values()))
-        left, reason = recovered(missing, rows)
-        self.event(attempt, step, "wait", reason, missing_rows=left)
+        remaining, reason = recovered(missing, rows)
+        self.event(attempt, step, "wait", reason, missing_rows=remaining)
         return bool(rows)
 
     def counted(self, attempt: int, step: int) -> RunTotals:

@@ -22,7 +22,7 @@ from orchestrator.models.kept_config import config_json, kept_config
 from orchestrator.models.pinned_base import bases_of, not_held, pinned_teacher
 from orchestrator.planner.demand import demand_of
 from orchestrator.planner.planner import Planner
-from orchestrator.resolve.prepared_data import PreparedData, is_whole, keep_excerpt, prepared
+from orchestrator.resolve.prepared_data import PreparedData, has_all_files, keep_excerpt, prepared
 from orchestrator.resolve.training_inputs import Beginning, ShapeOfData, shape_over
 from orchestrator.storage.run_directory import RunDir
 from orchestrator.train.task import Task
@@ -115,7 +115,7 @@ class RunInputs:
 
     def forget_lost_data(self) -> None:
         """Prepare the data again if files of it are gone."""
-        if not is_whole(self.data):
+        if not has_all_files(self.data):
             self.data = PreparedData()
 
     def resolve(
@@ -151,13 +151,13 @@ class RunInputs:
         self._teacher = self._stored(
             lambda: pinned_teacher(job.distill, job.workload, history.teacher, self._run)
         )
-        kept = kept_config(commit) or self._folder_config
+        folder_config = kept_config(commit) or self._folder_config
         # It imports torch, which a process of the cluster may have done.
         beginning = Beginning(to_read, source)
         shape_found: ShapeOfData = self._stored(
-            lambda: self._cluster.call(shape_over, job, self.data, beginning, kept)
+            lambda: self._cluster.call(shape_over, job, self.data, beginning, folder_config)
         )
-        self._folder_config = shape_found.kept
+        self._folder_config = shape_found.folder_config
         notes = [*shape_found.notes, *self._stored(lambda: not_held(to_read, self._teacher, self._run))]
         self.shards = history.commits.same_shards(shape_found.shards, self.data.uri)
         self.planner, machine_notes = planner_on(

@@ -80,8 +80,8 @@ def _has_room(demand: Demand, shape: ModelShape, offer: Offer, machine: Machine)
     most = demand.resources.workers.max
     if worker_bytes(demand.resources, _state_bytes(demand, shape), most) > offer.memory:
         return False
-    found = planned(demand, shape, most, machine, must_fit=False)
-    return not demand.resources.must_fit or found.fits or may_fit(found)
+    plan = planned(demand, shape, most, machine, must_fit=False)
+    return not demand.resources.must_fit or plan.fits or may_fit(plan)
 
 
 def _state_bytes(demand: Demand, shape: ModelShape) -> float:

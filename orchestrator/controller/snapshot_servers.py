@@ -30,7 +30,7 @@ class SnapshotServers:
         self._in_use = False
         """Whether ranks have had servers, which may hold the newest state of the run."""
 
-    def places(self, shape: ModelShape, lost: Set[str] = frozenset()) -> list[dict[str, str]]:
+    def ensure_running(self, shape: ModelShape, lost: Set[str] = frozenset()) -> list[dict[str, str]]:
         """Start missing servers, and return {"node", "address"} of each.
 
         With `snapshot_every: auto` the result is empty on a single node, whose loss would take the snapshots along, and

@@ -127,8 +127,8 @@ def status_of(
 
 def work_text(work: Work) -> str:
     """Return how far the ranks' work between two steps is, and how long the rest takes."""
-    left = f", {duration(work.seconds_left)} left" if work.done else ""
-    return f"{work.name}: {work.done} of {work.of} {work.unit}{left}"
+    time_left = f", {duration(work.seconds_left)} left" if work.done else ""
+    return f"{work.name}: {work.done} of {work.of} {work.unit}{time_left}"
 
 
 def _validation(history: RunHistory) -> dict[str, Any] | None:

@@ -21,14 +21,14 @@ class StopSender:
     def __init__(self, run: RunDir, reason: str) -> None:
         self._run = run
         self._reason = reason
-        self._asked: Any = None
+        self._requested_of: Any = None
 
     def ask(self, status: Row) -> bool:
         """Ask the controller that wrote this status. Return whether there is one that can be asked."""
         controller = next(iter(status.get("processes") or ()), None)
-        if controller is not None and controller != self._asked:
+        if controller is not None and controller != self._requested_of:
             self._run.write_json(REQUEST, {"controller": controller, "reason": self._reason})
-            self._asked = controller
+            self._requested_of = controller
         return controller is not None
 
 

@@ -76,8 +76,8 @@ class Workers:
         self._wrong = WrongNodes(cluster)
         self._gang = cluster.gang()
         self._capacity = self._new_capacity()
-        self._readings: tuple[dict[str, Any], ...] = ()
-        """Readings of nodes that `take_readings` has not returned yet."""
+        self._node_metrics: tuple[dict[str, Any], ...] = ()
+        """Readings of nodes that `take_node_metrics` has not returned yet."""
 
     def _new_capacity(self) -> Capacity:
         min_workers = self._resources.workers.min + self._generating
@@ -95,7 +95,7 @@ class Workers:
 
     def snapshots(self, shape: ModelShape) -> dict[str, Any]:
         """Start missing snapshot servers, and return the fields of a `Task` that name them."""
-        servers = self._snapshots.places(shape, self._gang.lost_nodes())
+        servers = self._snapshots.ensure_running(shape, self._gang.lost_nodes())
         return {"snapshot_servers": tuple(servers), "snapshot_token": self._snapshots.token}
 
     def lost_nodes(self) -> frozenset[str]:
@@ -129,7 +129,7 @@ class Workers:
         if request := self._profiles.take():
             self._gang.ask_profile(request)
         self.status = self._gang.poll(saved, wait)
-        self._readings = (*self._readings, *self.status.nodes)
+        self._node_metrics = (*self._node_metrics, *self.status.nodes)
         return self.status.rows
 
     def stragglers_in(self, rows: Sequence[Row]) -> list[str]:
@@ -143,10 +143,10 @@ class Workers:
                 lines.append(f"rank {rank} on {node} is a straggler: {times}")
         return lines
 
-    def take_readings(self) -> tuple[dict[str, Any], ...]:
+    def take_node_metrics(self) -> tuple[dict[str, Any], ...]:
         """Return the readings of nodes that arrived since the last call, see `GangStatus.nodes`."""
-        readings, self._readings = self._readings, ()
-        return readings
+        node_metrics, self._node_metrics = self._node_metrics, ()
+        return node_metrics
 
     def start(self, layout: Layout, task: Task) -> None:
         """Start a gang on a task. The output of its ranks goes to the run directory.
@@ -190,7 +190,10 @@ class Workers:
         if fault.cause.end == "silent":
             rank = int(rank == 0)  # the silent rank is frozen and prints nothing
         missing = missing_ranks(self.ranks, silent=fault.cause.end == "silent")
-        return [*(each.text for each in missing), *last_lines(redact(self._gang.output(rank)))]
+        return [
+            *(missing_rank.text for missing_rank in missing),
+            *last_lines(redact(self._gang.output(rank))),
+        ]
 
     def ask_what_hangs(self, poll: Callable[[], None]) -> tuple[RankStatus, ...]:
         """Ask the ranks of a hanging gang what they wait for, and make them print their stacks.
@@ -201,20 +204,20 @@ class Workers:
         Returns:
             The ranks as they were last seen, with their answers.
         """
-        seen, asked = self.status, time.monotonic()
+        status, asked_at = self.status, time.monotonic()
         # Ranks that have been silent for a while will not answer either, and a recovery should not wait for them.
-        recent = seen.at - self.bundle.limits.silence / 2
-        expected = [each.rank for each in seen.ranks if each.last_heartbeat >= recent]
+        recent = status.at - self.bundle.limits.silence / 2
+        expected = [rank.rank for rank in status.ranks if rank.last_heartbeat >= recent]
         self._gang.print_stacks()
         waited = 0.0
         while waited < DUMP or (waited < ANSWERS and not self._have_answered(expected)):
             poll()
-            waited = time.monotonic() - asked
-        answers = {each.rank: each.hang for each in self.status.ranks}
-        return tuple(dataclasses.replace(each, hang=answers.get(each.rank)) for each in seen.ranks)
+            waited = time.monotonic() - asked_at
+        answers = {rank.rank: rank.hang for rank in self.status.ranks}
+        return tuple(dataclasses.replace(rank, hang=answers.get(rank.rank)) for rank in status.ranks)
 
     def _have_answered(self, expected: Sequence[int]) -> bool:
-        ranks = {each.rank: each for each in self.status.ranks}
+        ranks = {rank.rank: rank for rank in self.status.ranks}
         return all(ranks[n].hang is not None or ranks[n].state in FINISHED for n in expected if n in ranks)
 
     def drain(self, wrong: Set[str]) -> list[str]:
@@ -222,7 +225,7 @@ class Workers:
 
         Ray drains only idle nodes, so everything that the run has there ends, and for a new node all workers too.
         """
-        if new := wrong - self._wrong.known:
+        if new := wrong - self._wrong.reported:
             self._snapshots.leave(new)
             if self._notices is not None:
                 self._notices.leave(new)
@@ -237,7 +240,7 @@ class Workers:
         """
         pinned = self._parallel
         fits = pinned == "auto" or ((pinned.tp or 1) == 1 and ENTRY_OF[pinned.engine or "torch"] == ENTRY)
-        if fits and not (self.running or self._gang.held()):
+        if fits and not (self.running or self._gang.occupied_workers()):
             if self._generating:  # which need their room while these imports go on
                 workers = min(workers, max(self._gang.capacity(self.bundle) - self._generating, 0))
             self._gang.prewarm(workers, self.bundle, ENTRY)
@@ -279,7 +282,7 @@ class Workers:
 
     def give_back_processors(self) -> None:
         """Free the resources of the workers. A gang can still be started later."""
-        if self._gang.held():
+        if self._gang.occupied_workers():
             self.free()
             self._open_gang()
 

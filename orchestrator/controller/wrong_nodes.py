@@ -22,7 +22,7 @@ class WrongNodes:
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
-        self.known: Set[str] = frozenset()
+        self.reported: Set[str] = frozenset()
         self._waiting: dict[str, float] = {}
         """Until when to try, in monotonic seconds, by node."""
         self._asked_at = 0.0
@@ -32,8 +32,8 @@ class WrongNodes:
 
         Call it again and again. The last call for a node is up to PATIENCE seconds after the first.
         """
-        new = addresses - self.known
-        self.known |= new
+        new = addresses - self.reported
+        self.reported |= new
         now = time.monotonic()
         self._waiting |= dict.fromkeys(new, now + PATIENCE)
         if not self._waiting or (not new and now - self._asked_at < PAUSE):

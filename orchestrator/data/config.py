@@ -106,14 +106,14 @@ class Source(StrictModel):
         return self
 
     @property
-    def places(self) -> list[str]:
+    def uris(self) -> list[str]:
         """Return the paths, globs and URIs of the source."""
         return [self.uri] if isinstance(self.uri, str) else self.uri
 
     @property
     def name(self) -> str:
         """Return the source's files or function as one text."""
-        return ", ".join(self.places)
+        return ", ".join(self.uris)
 
     @field_validator("field")
     @classmethod
@@ -349,9 +349,9 @@ class DataSpec(StrictModel):
     def samples_take_the_place_of_text(cls, values: Any) -> Any:
         if not isinstance(values, dict) or values.get("samples") is None:
             return values
-        of_text = sorted(key for key, value in OF_SAMPLES.items() if values.get(key, value) != value)
-        if of_text:
-            raise ValueError(f"{of_text[0]} is for text, which data.samples replaces; leave it out")
+        text_keys = sorted(key for key, value in OF_SAMPLES.items() if values.get(key, value) != value)
+        if text_keys:
+            raise ValueError(f"{text_keys[0]} is for text, which data.samples replaces; leave it out")
         return {**OF_SAMPLES, **values}
 
     @model_validator(mode="before")
@@ -406,10 +406,10 @@ class DataSpec(StrictModel):
     def what_is_of_text_is_left_out_of_samples(self) -> DataSpec:
         if self.samples is None:
             return self
-        known = {"samples", "cache", "node_cache", "validation", *OF_SAMPLES}
-        others = type(self).model_fields.keys() - known
+        allowed = {"samples", "cache", "node_cache", "validation", *OF_SAMPLES}
+        text_keys = type(self).model_fields.keys() - allowed
         # streaming sets shuffle
-        if keys := sorted(others - self.at_default(*others), key=lambda key: (key != "streaming", key)):
+        if keys := sorted(text_keys - self.at_default(*text_keys), key=lambda key: (key != "streaming", key)):
             raise ValueError(f"{keys[0]} is for text, which data.samples replaces; leave it out")
         if self.validation is not None and self.validation.share is None:
             raise ValueError("validation of own samples is a share of them; give validation.share")
@@ -478,7 +478,7 @@ def with_objective(document: Any) -> Any:
         return document
     data = document.get("data")
     workload = document.get("workload")
-    of_samples = isinstance(data, dict) and data.get("samples") is not None
-    if of_samples and isinstance(workload, dict) and "objective" not in workload:
+    has_own_samples = isinstance(data, dict) and data.get("samples") is not None
+    if has_own_samples and isinstance(workload, dict) and "objective" not in workload:
         return {**document, "workload": {**workload, "objective": SAMPLES}}
     return document

@@ -120,7 +120,7 @@ def _is_ours(name: str) -> bool:
 def _write(path: Path, name: str, limit: int, written_texts: set[str]) -> dict[str, Any]:
     """Write one package's documents that are not in `written_texts`, up to `limit` bytes, and add them to it."""
     separator = b"\n" + SEPARATOR + b"\n"
-    held: list[bytes] = []
+    documents: list[bytes] = []
     size = 0
     for text in _topics() if name == "python" else _docstrings(name):
         data = text.encode() + separator
@@ -129,11 +129,11 @@ def _write(path: Path, name: str, limit: int, written_texts: set[str]) -> dict[s
         if size + len(data) > limit:
             break
         written_texts.add(text)
-        held.append(data)
+        documents.append(data)
         size += len(data)
-    content = b"".join(held)
+    content = b"".join(documents)
     path.write_bytes(content)
-    return {"bytes": size, "documents": len(held), "xxh3": xxhash.xxh3_128_hexdigest(content)}
+    return {"bytes": size, "documents": len(documents), "xxh3": xxhash.xxh3_128_hexdigest(content)}
 
 
 def _topics() -> Iterator[str]:

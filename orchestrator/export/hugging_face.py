@@ -262,7 +262,7 @@ def _record_batches(tokens: Tokens, objective: Objective, workload: Workload) ->
     from orchestrator.data.samples.windows import windows_of
     from workloads.hf.check.compare import probes
 
-    windows = [windows_of(tokens, source, objective.reading) for source in range(tokens.sources)]
+    windows = [windows_of(tokens, source, objective.windowing) for source in range(tokens.sources)]
     read = SampleReader(tokens, windows, objective)
     largest = max(range(tokens.sources), key=tokens.length)
     first = sum(len(window) for window in windows[:largest])

@@ -136,7 +136,7 @@ def _probe(data: DataSpec, seed: int, workload: OwnWorkload, tokens: Tokens) -> 
     if data.samples is not None:
         from orchestrator.data.samples.own_samples import first_samples
 
-        return first_samples(data.samples, seed, of_set=True, prepared=tokens.folder.uri)
+        return first_samples(data.samples, seed, with_set_values=True, prepared=tokens.folder.uri)
     length = min(data.sequence_length, PROBED)
     short = data.model_copy(update={"sequence_length": length})
     try:

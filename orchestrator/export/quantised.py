@@ -176,7 +176,7 @@ def calibration(tokens: Tokens, workload: Workload) -> Iterator[Batch]:
     from orchestrator.data.samples.windows import windows_of
 
     objective = workload.objective
-    windows = [windows_of(tokens, source, objective.reading) for source in range(tokens.sources)]
+    windows = [windows_of(tokens, source, objective.windowing) for source in range(tokens.sources)]
     return _spread(SampleReader(tokens, windows, objective))
 
 

@@ -32,7 +32,7 @@ class Signs:
         self._changed_at = time.monotonic()
         """When that time last changed."""
 
-    def are_gone(self, status: Row) -> bool:
+    def show_no_controller(self, status: Row) -> bool:
         """Whether the present status shows that no controller is active for the run; the status is empty without
         one."""
         status_time = status.get("time")
@@ -73,7 +73,7 @@ def ask_to_stop(run: RunDir) -> StopSender:
     return request
 
 
-def refuse_if_at_work(run_dir: RunDir, *stages: RunDir) -> None:
+def refuse_if_active(run_dir: RunDir, *stages: RunDir) -> None:
     """Raise InputError if another command of this machine drives the run, or the chain with these `stages`.
 
     Such a run is locked and its status changes. The lock alone proves nothing, because the lock of a command that was
@@ -82,7 +82,7 @@ def refuse_if_at_work(run_dir: RunDir, *stages: RunDir) -> None:
     before = None
     deadline = time.monotonic() + LOOKS
     while run_dir.local and is_locked(run_dir.path) and time.monotonic() < deadline:
-        times = [each.read_json_or_empty("status.json").get("time") for each in stages or (run_dir,)]
+        times = [folder.read_json_or_empty("status.json").get("time") for folder in stages or (run_dir,)]
         if before is not None and times != before:
             hint = "wait for its end, or press Ctrl-C in its terminal"
             raise InputError("another command trains this run", run_dir.uri, hint)

@@ -85,7 +85,7 @@ def main(config: dict[str, Any], context: WorkerContext) -> dict[str, Any]:
     everyone = gather_json({kind: lines[:1] for kind, lines in wrong.items()})
     close_device()
     report = {
-        kind: [f"rank {number}: {line}" for number, each in enumerate(everyone) for line in each[kind]]
+        kind: [f"rank {number}: {line}" for number, results in enumerate(everyone) for line in results[kind]]
         for kind in rounds
     }
     return {"rounds": rounds, "wrong": report, "octets": octets}

@@ -48,7 +48,7 @@ class ComponentChecks:
             partial(prices.check, job.limits, job.tune),
         ]
 
-    def of_workload(self, workload: Any, prepared: str = "") -> list[Check]:
+    def model_checks(self, workload: Any, prepared: str = "") -> list[Check]:
         """Return the checks of components that look at the model. The first problem ends them, because each relies on
         those before.
 

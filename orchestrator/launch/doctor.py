@@ -94,9 +94,12 @@ def _devices() -> Iterator[Finding]:
     else:
         yield Finding("ok", "GPUs", "none: ranks run on CPUs, with gloo")
         backend = "gloo" if torch.distributed.is_gloo_available() else "none"
-    known = backend in ("NCCL", "gloo")
+    is_supported = backend in ("NCCL", "gloo")
     yield Finding(
-        "ok" if known else "missing", "process groups", backend, "" if known else "install another torch"
+        "ok" if is_supported else "missing",
+        "process groups",
+        backend,
+        "" if is_supported else "install another torch",
     )
 
 

@@ -116,18 +116,18 @@ class PastRun:
 def _changed(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> list[str]:
     """The keys outside the run's identity in which two jobs, as plain data, differ. Locations are not compared."""
     keys = []
-    for section in OF_THE_COURSE:
-        new = _names(_part(ours, section))
-        old = _names(_part(theirs, section))
+    for path in OF_THE_COURSE:
+        new = _names(_part(ours, path))
+        old = _names(_part(theirs, path))
         if isinstance(new, dict) and isinstance(old, dict):
-            keys += [f"{section}.{key}" for key in new if new[key] != old.get(key)]
+            keys += [f"{path}.{key}" for key in new if new[key] != old.get(key)]
         elif new != old:
-            keys.append(section)
+            keys.append(path)
     return keys
 
 
-def _part(document: Any, section: str) -> Any:
-    for key in section.split("."):
+def _part(document: Any, path: str) -> Any:
+    for key in path.split("."):
         document = document[key]
     return document
 
@@ -135,9 +135,9 @@ def _part(document: Any, section: str) -> Any:
 def _names(value: Any) -> Any:
     """A dumped value with paths reduced to their base names."""
     if isinstance(value, dict):
-        return {key: _names(each) for key, each in value.items()}
+        return {key: _names(item) for key, item in value.items()}
     if isinstance(value, list):
-        return [_names(each) for each in value]
+        return [_names(item) for item in value]
     return base_name(value) if isinstance(value, str) else value
 
 

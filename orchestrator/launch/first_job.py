@@ -26,7 +26,7 @@ from orchestrator.config.records import (
 )
 from orchestrator.data.prepare.chat_template import asks_for_day, find_template, find_tool_template
 from orchestrator.evaluate.of_export import objective_of
-from orchestrator.launch.first_rows import Rows, rows_at, text_at
+from orchestrator.launch.first_rows import ReadColumns, rows_at, text_at
 from orchestrator.launch.labelled_rows import LABELS, MULTI, Labelled, labelled_rows
 from orchestrator.resolve.resolved_job import wrong_input
 
@@ -85,18 +85,13 @@ class FirstJob:
     lines: tuple[str, ...]
 
 
-def job_text(name: str, data: Sequence[str], folder: str | None = None) -> str:
-    """Return the text of `first_job`."""
-    return first_job(name, data, folder).text
-
-
 def first_job(
     name: str,
     data: Sequence[str],
     folder: str | None = None,
     tokenizer: str | None = None,
     template: str = "",
-    asked: str | None = None,
+    objective_name: str | None = None,
 ) -> FirstJob:
     """Return a job file that trains a small model, or fine-tunes the model in a folder.
 
@@ -106,36 +101,38 @@ def first_job(
         folder: the folder of a pretrained model, None for a small new model.
         tokenizer: the folder of the tokenizer, by default the model's.
         template: a file with a chat template, for a tokenizer without one.
-        asked: the objective; None for the one that the rows and the model fit.
+        objective_name: the objective; None for the one that the rows and the model fit.
 
     Raises:
         InputError: the folder has no model, a file of the data cannot be read, or its rows do not fit the objective.
     """
     gpus = len(glob(GPUS))
-    if asked is not None:
-        check_objective(asked)
-    labelled = _labelled(data, folder, asked)
-    rows = [None if labelled else rows_for(uri, asked) for uri in data]
-    objective, length, dropout = asked or "causal_lm", 128, ""
+    if objective_name is not None:
+        check_objective(objective_name)
+    labelled = _labelled(data, folder, objective_name)
+    by_source = [None if labelled else rows_for(uri, objective_name) for uri in data]
+    objective, length, dropout = objective_name or "causal_lm", 128, ""
     if folder is not None:
         described = _described(folder)
-        objective = asked or objective_of(folder, described.architecture)
+        objective = objective_name or objective_of(folder, described.architecture)
         length = min(described.max_positions, OF_LABELS if labelled else LONGEST)
         if described.architecture == "encoder-decoder":
-            rows = [each and each.as_pair() for each in rows]
+            by_source = [columns and columns.as_pair() for columns in by_source]
         if described.as_transformer:
             dropout = "".join(f", {key}: {rate:g}" for key, rate in _published_dropout(folder).items())
     if labelled:
         objective = labelled.objective
-    elif asked is None:
-        objective = next((each.objective for each in rows if each and each.objective), objective)
-    fields = [labelled.field if labelled else each.field if each else None for each in rows]
+    elif objective_name is None:
+        objective = next(
+            (columns.objective for columns in by_source if columns and columns.objective), objective
+        )
+    fields = [labelled.field if labelled else columns.field if columns else None for columns in by_source]
     sources = [
         {"uri": uri, **({} if field is None else {"field": field})}
         for uri, field in zip(data, fields, strict=True)
     ]
     chosen = tokenizer or folder
-    talks = any(each.talks for each in rows if each)
+    talks = any(columns.talks for columns in by_source if columns)
     talk = _chat_keys(chosen, talks, template) if objective in TALKING and chosen else ""
     if labelled:
         named = json.dumps([*labelled.labels], ensure_ascii=False)
@@ -156,7 +153,7 @@ def first_job(
         workers=gpus or 2,
         gpu=int(gpus > 0),
     )
-    return FirstJob(text, tuple(_lines(data, rows, labelled, objective)))
+    return FirstJob(text, tuple(_lines(data, by_source, labelled, objective)))
 
 
 def check_objective(asked: str) -> None:
@@ -171,10 +168,10 @@ def _chat_keys(tokenizer: str, talks: bool, template: str) -> str:
     """Return the keys for a chat template: the file `template` if the tokenizer has none, or the date that it asks
     for.
     """
-    found = find_template(tokenizer, None)
-    if found is None:
+    stored_template = find_template(tokenizer, None)
+    if stored_template is None:
         return f"\n  chat_template: {json.dumps(template, ensure_ascii=False)}" if talks else ""
-    if asks_for_day(found[0]) or asks_for_day(find_tool_template(tokenizer, None)):
+    if asks_for_day(stored_template[0]) or asks_for_day(find_tool_template(tokenizer, None)):
         return (
             f"\n  chat_date: {date.today()}                       # what the chat template writes as today's"
         )
@@ -182,18 +179,18 @@ def _chat_keys(tokenizer: str, talks: bool, template: str) -> str:
 
 
 def _lines(
-    data: Sequence[str], rows: Sequence[Rows | None], labelled: Labelled | None, objective: str
+    data: Sequence[str], by_source: Sequence[ReadColumns | None], labelled: Labelled | None, objective: str
 ) -> Iterator[str]:
     """Yield what the job reads of each source with rows."""
     if labelled:
         yield f"{', '.join(data)}: {objective} reads {json.dumps(labelled.field)}; {labelled.line}"
-    for uri, each in zip(data, rows, strict=True):
-        if each:
-            named = "text" if each.field is None else each.field
+    for uri, columns in zip(data, by_source, strict=True):
+        if columns:
+            named = "text" if columns.field is None else columns.field
             field = named if isinstance(named, str) else json.dumps(named)
-            left = f"; left out: {', '.join(each.left)}" if each.left else ""
-            yield f"{uri}: {objective} reads {field}{left}"
-            if label := {*each.left} & {*LABELS}:
+            unused = f"; left out: {', '.join(columns.unused)}" if columns.unused else ""
+            yield f"{uri}: {objective} reads {field}{unused}"
+            if label := {*columns.unused} & {*LABELS}:
                 yield f"{uri} has {min(label)}: --objective sequence_classification learns it"
 
 
@@ -214,7 +211,7 @@ def _described(folder: str) -> Any:
         return describe(f"hf:{folder}")
 
 
-def rows_for(uri: str, objective: str | None) -> Rows | None:
+def rows_for(uri: str, objective: str | None) -> ReadColumns | None:
     """Return what the objective that is asked for reads of rows; None if the data has no rows or does not exist yet.
 
     Raises InputError if the rows do not fit the objective.
@@ -229,19 +226,19 @@ def rows_for(uri: str, objective: str | None) -> Rows | None:
     if objective in COMPARED and result.objective in COMPARED:
         return replace(result, objective=objective)
     if objective in REWARDED and (field := _rewarded_columns(result)):
-        return replace(result, objective=objective, field=field, left=())
+        return replace(result, objective=objective, field=field, unused=())
     fit = result.objective or "causal_lm"
     raise InputError(
         f"its rows fit {fit}, not {objective}", uri, f"give --objective {fit}, or write the job by hand"
     )
 
 
-def _rewarded_columns(rows: Rows) -> dict[str, str] | None:
+def _rewarded_columns(columns: ReadColumns) -> dict[str, str] | None:
     """Return the columns for answers that are rewarded: the prompt, and the right answer where there is one."""
-    if not isinstance(rows.field, dict) or "prompt" not in rows.field:
+    if not isinstance(columns.field, dict) or "prompt" not in columns.field:
         return None
-    answer = {"answer": rows.field["completion"]} if "completion" in rows.field else {}
-    return {"prompt": rows.field["prompt"], **answer}
+    answer = {"answer": columns.field["completion"]} if "completion" in columns.field else {}
+    return {"prompt": columns.field["prompt"], **answer}
 
 
 def name_of(path: Path) -> str:

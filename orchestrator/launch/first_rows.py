@@ -47,30 +47,30 @@ AS_MESSAGES = 'write them as {"role": "user", "content": "..."}'
 
 
 @dataclass(frozen=True)
-class Rows:
+class ReadColumns:
     """The columns that a job reads from rows.
 
     Attributes:
         objective: the objective that the rows fit; empty for plain text.
         field: the `field` of a source in the job; None if the default does, for example for text in the column text.
-        left: the columns, or paths into them, that the job does not read.
+        unused: the columns, or paths into them, that the job does not read.
         talks: whether the rows are conversations, which need a chat template.
     """
 
     objective: str
     field: str | dict[str, str] | None
-    left: tuple[str, ...]
+    unused: tuple[str, ...]
     talks: bool
 
-    def as_pair(self) -> Rows:
+    def as_pair(self) -> ReadColumns:
         """Return the rows as an encoder-decoder reads them: the question as its source, the answer as its target."""
         if not isinstance(self.field, dict) or self.field.keys() != {"prompt", "completion"}:
             return self
         field = {"source": self.field["prompt"], "target": self.field["completion"]}
-        return Rows("seq2seq", field, self.left, False)
+        return ReadColumns("seq2seq", field, self.unused, False)
 
 
-def rows_at(uri: str) -> Rows | None:
+def rows_at(uri: str) -> ReadColumns | None:
     """Return what a job reads of the rows at `uri`, None if the data has no rows or does not exist yet.
 
     Raises InputError if the rows fit no objective.
@@ -83,23 +83,23 @@ def rows_at(uri: str) -> Rows | None:
         _compared(row, uri) or _talk(row, leaves, uri) or _answered(row) or _text(row, leaves, uri)
     )
     named = ["text"] if field is None else [field] if isinstance(field, str) else [*field.values()]
-    taken = {column for each in named for column in columns_of(each)}
+    used = {column for template in named for column in columns_of(template)}
     # a single message, such as chosen, has its own leaves
-    left = [path for path, _, _ in leaves if not {path, path.partition(".")[0]} & taken]
+    unused = [path for path, _, _ in leaves if not {path, path.partition(".")[0]} & used]
     talks = objective == "conversation" or any(
-        isinstance(row.get(name), list | Mapping) for name in taken - {TOOLS}
+        isinstance(row.get(name), list | Mapping) for name in used - {TOOLS}
     )
-    return Rows(objective, field, tuple(left), bool(objective) and talks)
+    return ReadColumns(objective, field, tuple(unused), bool(objective) and talks)
 
 
-def text_at(uri: str) -> Rows | None:
+def text_at(uri: str) -> ReadColumns | None:
     """Return the column with the text of the rows at `uri`, whatever else they hold; None without rows."""
     row = _first_row(uri)
     if row is None:
         return None
     leaves = list(_leaves(row))
     _, field = _text(row, leaves, uri)
-    return Rows("", field, tuple(path for path, _, _ in leaves if path != (field or "text")), False)
+    return ReadColumns("", field, tuple(path for path, _, _ in leaves if path != (field or "text")), False)
 
 
 Taken = tuple[str, str | dict[str, str] | None]
@@ -113,10 +113,10 @@ def _compared(row: Mapping[str, Any], uri: str) -> Taken | None:
         return "kto", {name: name for name in ("prompt", "completion", "label")} | tools
     if not {"chosen", "rejected"} <= row.keys():
         return None
-    whole = isinstance(row["chosen"], list)
-    kinds = (list,) if whole else (str, list)
+    is_conversation = isinstance(row["chosen"], list)
+    kinds = (list,) if is_conversation else (str, list)
     prompts = [name for name in (*ASKED, *TALKS) if isinstance(row.get(name), kinds)]
-    if not prompts and not whole:
+    if not prompts and not is_conversation:
         problem = "its first row has a chosen and a rejected answer, and no prompt"
         hint = (
             f"name its column {ASKED[0]}; dpo reads prompt, chosen and rejected, or two whole conversations"
@@ -277,14 +277,14 @@ def _rows_of_table(file: Any, kind: str) -> Iterator[dict[str, Any]]:
 def _rows_of_list(text: bytes) -> Iterator[Any]:
     """Yield the objects of a JSON list, as far as it was read. Raises ValueError if it has no whole object."""
     begin = text.index(b"[") + 1
-    whole = text[begin:].decode("utf-8", "ignore")  # the end may be cut within a character
+    document = text[begin:].decode("utf-8", "ignore")  # the end may be cut within a character
     decoder, at, first = json.JSONDecoder(), 0, True
     while True:
-        at += len(whole[at:]) - len(whole[at:].lstrip(" \t\r\n,"))
-        if at >= len(whole) or whole[at] == "]":
+        at += len(document[at:]) - len(document[at:].lstrip(" \t\r\n,"))
+        if at >= len(document) or document[at] == "]":
             return
         try:
-            row, at = decoder.raw_decode(whole, at)
+            row, at = decoder.raw_decode(document, at)
         except ValueError:
             if first:
                 raise

@@ -64,12 +64,12 @@ def check_base(job: ResolvedJob, commit: CommitManifest | None) -> None:
                     vocabulary=vocabulary_before_data(job),
                     data_format=data_format,
                     model=job.model,
-                    kept=job.kept,
+                    folder_config=job.folder_config,
                 ),
                 model,
             )
         return
-    begun = (commit.meta.get(BASE) if commit else None) or {}
+    stored_base = (commit.meta.get(BASE) if commit else None) or {}
     where = begins_elsewhere
     if commit is None or spec.needs_base:
         vocabulary = vocabulary_before_data(job)
@@ -84,14 +84,14 @@ def check_base(job: ResolvedJob, commit: CommitManifest | None) -> None:
                 data_format=data_format,
                 model=job.model,
                 base=base,
-                kept=job.kept,
+                folder_config=job.folder_config,
             )
             if commit is None:
                 _check_tables(spec.workload, workload, where)
 
-        read_base(spec.workload, spec.needs_base, begun, commit is not None, read)
+        read_base(spec.workload, spec.needs_base, stored_base, commit is not None, read)
     else:
-        base_of(spec.workload, spec.needs_base, begun, True)
+        base_of(spec.workload, spec.needs_base, stored_base, True)
 
 
 def _check_read(workload: WorkloadSpec) -> None:
@@ -101,15 +101,15 @@ def _check_read(workload: WorkloadSpec) -> None:
 
     model, base = workload.model, workload.init_from
     folder = base if base is not None else model.removeprefix(FOLDER) if model.startswith(FOLDER) else ""
-    known = any((root(folder) / name).exists() for name in ("config.json", ADAPTER))
-    if folder and is_local(folder) and known:
+    has_config = any((root(folder) / name).exists() for name in ("config.json", ADAPTER))
+    if folder and is_local(folder) and has_config:
         with wrong_input("workload.init_from" if base is not None else "workload.model"):
             check_none_unread(str(root(folder)))
 
 
 def _check_tables(spec: WorkloadSpec, workload: Workload, where: str) -> None:
-    if there := workload.begun_tables:
-        check_rows(spec, workload, there, where)
+    if table_shapes := workload.begun_tables:
+        check_rows(spec, workload, table_shapes, where)
 
 
 def check_rows(
@@ -154,7 +154,7 @@ def check_continues(job: ResolvedJob, run_dir: RunDir) -> CommitManifest | None:
             vocabulary=vocabulary_before_data(job),
             data_format=FORMAT,
             model=job.model,
-            kept=job.kept,
+            folder_config=job.folder_config,
         )
         thawing = [name for name, at in workload.thawed_after.items() if at == step]
         try:

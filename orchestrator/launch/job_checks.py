@@ -11,7 +11,7 @@ from orchestrator.config.errors import Problems
 from orchestrator.config.spec import JobSpec
 from orchestrator.data.sources.check import check_sources
 from orchestrator.launch.component_checks import ComponentChecks
-from orchestrator.launch.worker import worker_here
+from orchestrator.launch.worker import local_worker
 from orchestrator.planner.choose_layout import plan
 from orchestrator.planner.choose_precision import MachineOf
 from orchestrator.planner.demand import demand_of
@@ -33,9 +33,9 @@ def check_job(
     prepared: str = "",
     begin: Callable[[], None] = lambda: None,
     is_known: bool = False,
-    machine_of: MachineOf = worker_here,
+    machine_of: MachineOf = local_worker,
     *,
-    kept: FolderConfig | None = None,
+    folder_config: FolderConfig | None = None,
     begins: bool = False,
 ) -> ResolvedJob:
     """Check a job independently of where it runs. Return the resolved job, with a precision for its workers if it names
@@ -47,12 +47,12 @@ def check_job(
         begin: called before the model is loaded, unless a problem was found.
         is_known: whether the job was checked before; its model is then not loaded, see `checked_before`.
         machine_of: returns a worker of the job.
-        kept: the run's copy of the configuration of its pretrained folder.
+        folder_config: the run's copy of the configuration of its pretrained folder.
         begins: see `check_sources`.
     """
     problems = Problems()
     checks = JobChecks(spec)
-    if job := checks.before_loading(problems, machine_of, kept, begins):
+    if job := checks.before_loading(problems, machine_of, folder_config, begins):
         if not problems:
             begin()
         if not is_known:
@@ -76,21 +76,21 @@ class JobChecks:
         self,
         problems: Problems,
         machine_of: MachineOf,
-        kept: FolderConfig | None = None,
+        folder_config: FolderConfig | None = None,
         begins: bool = False,
     ) -> ResolvedJob | None:
         """Return the resolved job, None if it cannot be resolved. Imports no torch.
 
         Args:
             problems: gets the problems.
-            machine_of, kept, begins: as in `check_job`.
+            machine_of, folder_config, begins: as in `check_job`.
         """
         job = self._job
         for check in ComponentChecks(job).before_loading(begins):
             with problems.noted():
                 check()
         with problems.noted():
-            resolved = in_chosen_precision(resolve(job, kept=kept), machine_of)
+            resolved = in_chosen_precision(resolve(job, folder_config=folder_config), machine_of)
             with problems.noted():
                 check_layouts(resolved)
             return resolved
@@ -120,24 +120,24 @@ def check_named(spec: JobSpec) -> None:
 
 
 def check_workload(job: ResolvedJob, prepared: str = "") -> None:
-    """Check that model, objective, options, sequence length and tokenizer fit, by `ComponentChecks.of_workload`.
+    """Check that model, objective, options, sequence length and tokenizer fit, by `ComponentChecks.model_checks`.
 
     Word starts and sentence ends are not checked, because they depend on the text.
     """
-    known = vocabulary_before_data(job)
+    vocabulary = vocabulary_before_data(job)
     workload = load_workload(
         spec=job.spec.workload,
         data=job.spec.data,
         train=job.spec.train,
         seed=job.spec.seed,
-        vocabulary=known,
+        vocabulary=vocabulary,
         data_format=format_at(prepared),
         model=job.model,
-        kept=job.kept,
+        folder_config=job.folder_config,
     )
     if job.spec.distill:
         check_teacher(job.spec.distill, job.spec.workload, job.spec.data, job.spec.train, workload)
-    for check in ComponentChecks(job.spec).of_workload(workload, prepared):
+    for check in ComponentChecks(job.spec).model_checks(workload, prepared):
         check()
 
 

@@ -30,13 +30,13 @@ class Need:
     @property
     def finding(self) -> Finding:
         """Whether the library is installed here."""
-        what = f"{self.key} needs {self.library}"
+        subject = f"{self.key} needs {self.library}"
         try:
             version = importlib.metadata.version(self.library)
         except importlib.metadata.PackageNotFoundError:
             hint = install(self.extra) if self.extra else f"pip install {self.library}"
-            return Finding("missing", what, "not installed", hint)
-        return Finding("ok", what, f"{version}, of the extra {self.extra}" if self.extra else version)
+            return Finding("missing", subject, "not installed", hint)
+        return Finding("ok", subject, f"{version}, of the extra {self.extra}" if self.extra else version)
 
 
 def store_libraries(uri: str) -> Iterator[Need]:

@@ -12,7 +12,7 @@ from orchestrator.models.named_commit import split_tag
 def read_paths(spec: JobSpec) -> list[str]:
     """Return every path and URI that workers read. Each worker must have those that are local."""
     tokenizer, model = spec.data.tokenizer, spec.workload.model
-    paths = [place for _, source in spec.every_source for place in source.places]
+    paths = [uri for _, source in spec.every_source for uri in source.uris]
     paths += spec.evaluate.tasks if spec.evaluate else []
     paths += [tokenizer] if isinstance(tokenizer, str) else []
     paths += [model.removeprefix("hf:")] if model.startswith("hf:") else []

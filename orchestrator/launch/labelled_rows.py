@@ -60,31 +60,31 @@ class Labelled:
 
 
 def labelled_rows(
-    uris: Sequence[str], asked: str | None, reads_spans: bool, label: str | None = None
+    uris: Sequence[str], requested: str | None, reads_spans: bool, label: str | None = None
 ) -> Labelled | None:
     """Return what rows with labels are for; None if they have no label.
 
     Args:
         uris: the data: paths, globs or folders.
-        asked: the objective that the user wants; None for the one that fits.
+        requested: the objective that the user wants; None for the one that fits.
         reads_spans: whether questions with contexts are for span extraction, as for encoders.
         label: the column with the label; None for a usual name.
 
     Raises InputError if the rows do not fit the objective that is asked for, or have no column `label`.
     """
-    files = [found for uri in uris for found in row_files(uri)]
+    files = [file for uri in uris for file in row_files(uri)]
     if not files:
         return None
-    found = list(islice(_rows(files, uris[0]), MOST + 1))
-    rows = found[:MOST]
-    more = len(found) > MOST or any(is_cut(*file) for file in files)
+    sampled = list(islice(_read_rows(files, uris[0]), MOST + 1))
+    rows = sampled[:MOST]
+    more = len(sampled) > MOST or any(is_cut(*file) for file in files)
     first = rows[0] if rows else {}
     if label is not None and label not in first:
         problem = f"has no column {label}, only {', '.join(first)}"
         raise InputError(problem, uris[0], "name the column with the label")
     field = _field(first, reads_spans, (label,) if label is not None else ())
     if field is None:
-        if asked is not None:
+        if requested is not None:
             hint = f"name its column {LABELS[0]}, or write the job by hand, see docs/guides/labelled-data.md"
             raise InputError(f"has no column with a label, only {', '.join(first)}", uris[0], hint)
         return None
@@ -98,13 +98,15 @@ def labelled_rows(
         problem = f"its column {column} has 0 or 1 for each label, and no names of the labels"
         hint = 'write the names of each row\'s labels, as in ["sport", "economy"]'
         raise InputError(problem, uris[0], hint)
-    if asked in (REGRESSION, "sequence_classification") and objective in (
+    if requested in (REGRESSION, "sequence_classification") and objective in (
         REGRESSION,
         "sequence_classification",
     ):
-        objective = asked
-    if asked is not None and asked != objective:
-        raise InputError(f"its rows fit {objective}, not {asked}", uris[0], f"give --objective {objective}")
+        objective = requested
+    if requested is not None and requested != objective:
+        raise InputError(
+            f"its rows fit {objective}, not {requested}", uris[0], f"give --objective {objective}"
+        )
     if objective == MULTI:
         field = {name: column for name, column in field.items() if name != "label"} | {"labels": column}
     names = () if objective == REGRESSION or named == tuple(map(str, range(len(named)))) else named
@@ -114,7 +116,7 @@ def labelled_rows(
     return Labelled(objective, field, labels, len(rows), more)
 
 
-def _rows(files: Sequence[tuple[Any, str, Kind]], uri: str) -> Iterator[dict[str, Any]]:
+def _read_rows(files: Sequence[tuple[Any, str, Kind]], uri: str) -> Iterator[dict[str, Any]]:
     try:
         for file in files:
             yield from rows_of(*file)
@@ -131,8 +133,8 @@ def _field(row: Mapping[str, Any], reads_spans: bool, label_names: Sequence[str]
     answers = row.get("answers")
     spans = isinstance(answers, Mapping) and {"text", "answer_start"} <= answers.keys()
     if reads_spans and spans and {"question", "context"} <= row.keys():
-        places = {"answer": "answers.text.0", "start": "answers.answer_start.0"}
-        return {"question": "question", "context": "context", **places}
+        columns = {"answer": "answers.text.0", "start": "answers.answer_start.0"}
+        return {"question": "question", "context": "context", **columns}
     words, tags = (
         next((name for name in names if isinstance(row.get(name), list)), None)
         for names in (TAGGED[0], label_names or TAGGED[1])
@@ -155,9 +157,9 @@ def _field(row: Mapping[str, Any], reads_spans: bool, label_names: Sequence[str]
 def _is_multi_hot(values: Sequence[Any]) -> bool:
     """Return whether each row has a list of one length above 1, of 0 and 1 alone."""
     lists = [value for value in values if isinstance(value, list)]
-    if len(lists) != len(values) or len({len(each) for each in lists}) != 1 or len(lists[0]) < 2:
+    if len(lists) != len(values) or len({len(flags) for flags in lists}) != 1 or len(lists[0]) < 2:
         return False
-    return {str(number) for each in lists for number in each} <= {"0", "1", "0.0", "1.0", "True", "False"}
+    return {str(number) for flags in lists for number in flags} <= {"0", "1", "0.0", "1.0", "True", "False"}
 
 
 def _objective(values: Sequence[Any], field: Mapping[str, str], names: Sequence[str]) -> str:
@@ -197,17 +199,17 @@ def _names(file: tuple[Any, str, Kind], field: dict[str, str], column: str) -> t
         with fs.open(path, "rb") as opened:
             result = label_names(schema_of(opened), column)
     else:
-        seen = SourceFile(
+        source = SourceFile(
             0, path, kind=kind.kind, size=0, content="", field=field, compression=kind.compression
         )
-        result = tuple(Cards().labels_of(seen, fs, path).get(column, ()))
+        result = tuple(Cards().labels_of(source, fs, path).get(column, ()))
     return result
 
 
 def _labels_in(value: Any, names: Sequence[str]) -> list[str]:
     """Return the names of a row's label, or of its labels."""
     if isinstance(value, list):
-        return [name for each in value for name in _labels_in(each, names)]
+        return [name for item in value for name in _labels_in(item, names)]
     number = _number(value)
     if names and number is not None and 0 <= number < len(names) and str(value) not in names:
         return [names[int(number)]]

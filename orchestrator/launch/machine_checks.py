@@ -10,7 +10,7 @@ import shutil
 
 from orchestrator.config.errors import InputError
 from orchestrator.config.resources import ResourceSpec, Workers
-from orchestrator.launch.worker import worker_here
+from orchestrator.launch.worker import local_worker
 from orchestrator.planner.demand import demand_of
 from orchestrator.planner.device import Machine
 from orchestrator.planner.host_memory import FORCED, state_bytes
@@ -49,7 +49,7 @@ def check_room(job: ResolvedJob, run_dir: RunDir, address: str | None, resumes: 
     if address is None:
         # The controller notes that a run which goes on has no room for its rollout workers.
         resources = job.spec.resources if resumes else job.spec.shared_resources
-        check_memory(job, worker_here(resources, job.spec.train.dtype), resumes)
+        check_memory(job, local_worker(resources, job.spec.train.dtype), resumes)
 
 
 def check_memory(job: ResolvedJob, machine: Machine, resumes: bool = False) -> None:
@@ -66,10 +66,10 @@ def check_machine(resources: ResourceSpec, every: Workers, address: str | None) 
     """Check that this machine has the labels and GPUs that the job asks for, if it runs here (`address` is None)."""
     check_labels(resources, address)
     if address is None and resources.per_worker.gpu:
-        gpus_here(every)
+        local_gpus(every)
 
 
-def gpus_here(every: Workers) -> int:
+def local_gpus(every: Workers) -> int:
     """Return how many GPUs an embedded cluster claims for the workers of a run, one each.
 
     Raises InputError if this machine has too few.

@@ -20,13 +20,13 @@ def make_own_sources(data: DataSpec, address: str | None, tell: Callable[[str], 
 
     Raises InputError, see `make_rows`, or if no cluster answers.
     """
-    own = [
+    own_sources = [
         (f"data.sources.{number}.own", source)
         for number, source in enumerate(data.sources)
         if source.own is not None
     ]
     check_own_rows_have_place(data)
-    missing = [(where, source) for where, source in own if not is_made(source)]
+    missing = [(where, source) for where, source in own_sources if not is_made(source)]
     if not missing:
         return
     with on_cluster(address):

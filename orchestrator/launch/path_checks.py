@@ -30,8 +30,8 @@ def check_written(checkpoint: CheckpointSpec, data: DataSpec, run_dir: RunDir, a
         run_dir.check_ours()
     target = checkpoint.export_to
     # An export is drafted next to its target.
-    beside = os.path.dirname(target) if target and is_local(target) else target
-    for where, uri in {"data.cache": data.cache, "checkpoint.export_to": beside}.items():
+    draft_folder = os.path.dirname(target) if target and is_local(target) else target
+    for where, uri in {"data.cache": data.cache, "checkpoint.export_to": draft_folder}.items():
         if address is None and uri and (why := unwritable(uri)):
             with problems.noted():
                 hint = "check its permissions, or give another folder"
@@ -45,7 +45,7 @@ def check_written(checkpoint: CheckpointSpec, data: DataSpec, run_dir: RunDir, a
     problems.raise_noted()
 
 
-def check_places(
+def check_uris(
     data: DataSpec, export_to: str | None, sources: Sequence[tuple[str, Source]], run_dir: RunDir
 ) -> None:
     """Raise InputError for paths and URIs that are malformed, or that only one process would see.
@@ -56,12 +56,12 @@ def check_places(
         sources: all sources, with their keys in the job file.
         run_dir: the run directory.
     """
-    places = {"--run-dir": run_dir.uri, "data.cache": data.cache, "checkpoint.export_to": export_to}
-    for where, uri in places.items():
+    uris = {"--run-dir": run_dir.uri, "data.cache": data.cache, "checkpoint.export_to": export_to}
+    for where, uri in uris.items():
         if uri is not None:
             check_uri(uri, where)
-    named = [(f"{where}.uri", place) for where, source in sources for place in source.places]
-    for where, uri in [*places.items(), *named]:
+    named = [(f"{where}.uri", uri) for where, source in sources for uri in source.uris]
+    for where, uri in [*uris.items(), *named]:
         if (uri or "").startswith("memory://"):
             problem = f"{uri} is the memory of one process, and a run has several"
             raise InputError(problem, where, "give a folder that all nodes see, or a store such as s3://")
@@ -72,15 +72,15 @@ def check_places(
 
 def check_sample_cache(data: DataSpec, seed: int, run_dir: RunDir) -> None:
     """Raise InputError if own samples cannot be prepared in the job's cache."""
-    if data.samples is not None and not is_local(place := data_cache(data, run_dir)):
+    if data.samples is not None and not is_local(cache := data_cache(data, run_dir)):
         from orchestrator.data.samples.own_samples import check_cache
 
-        check_cache(data.samples, seed, place)
+        check_cache(data.samples, seed, cache)
 
 
-def check_all_places(spec: JobSpec, run_dir: RunDir) -> None:
+def check_all_uris(spec: JobSpec, run_dir: RunDir) -> None:
     """Check the paths and URIs of every component of a job, one component after the other. Raises InputError."""
-    check_places(spec.data, spec.checkpoint.export_to, spec.every_source, run_dir)
+    check_uris(spec.data, spec.checkpoint.export_to, spec.every_source, run_dir)
     check_sample_cache(spec.data, spec.seed, run_dir)
     check_tracking_server(spec.tracking)
     check_sinks(spec.sinks)

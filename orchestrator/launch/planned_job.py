@@ -12,9 +12,9 @@ from orchestrator.config.spec import JobSpec
 from orchestrator.launch.init_checks import check_begins
 from orchestrator.launch.machine_checks import check_room
 from orchestrator.launch.offline_checks import check_on_paper
-from orchestrator.launch.path_checks import check_all_places, check_written
-from orchestrator.launch.preflight import check_here, preflight
-from orchestrator.launch.worker import worker_here
+from orchestrator.launch.path_checks import check_all_uris, check_written
+from orchestrator.launch.preflight import check_on_machine, preflight
+from orchestrator.launch.worker import local_worker
 from orchestrator.parallel.layout import Layout
 from orchestrator.planner.choose_layout import Plan, Verdict
 from orchestrator.planner.choose_precision import Choice
@@ -80,9 +80,9 @@ class PlannedJob:
         if fed := feed(self.job.spec.data, self.job.spec.resources.per_worker, self.plan):
             more["streaming"] = fed.to_json()
         document = self.traced.plan_json(self.plan, self.on_cpu)
-        if found := self.rollouts:
-            more["rollout"] = found.to_json()
-            document["predicted"] |= found.predicted_with(self.plan)
+        if rollouts := self.rollouts:
+            more["rollout"] = rollouts.to_json()
+            document["predicted"] |= rollouts.predicted_with(self.plan)
         if self.choice:
             more["precision"] = self.choice.to_json()
         return document | more
@@ -111,7 +111,7 @@ def planned_on_paper(spec: JobSpec, device: str, trace: bool = True) -> PlannedJ
     return dataclasses.replace(chosen_plan, assumed=tuple(assumed))
 
 
-def planned_here(
+def planned_locally(
     spec: JobSpec, run: RunDir | None, trace: bool = True, begin: Callable[[str], None] = lambda _: None
 ) -> PlannedJob:
     """Plan a run on this machine.
@@ -125,14 +125,16 @@ def planned_here(
     Raises InputError.
     """
     begin("reading the data and the model's configuration")
-    asked = spec
+    requested = spec
     if run is not None:
-        check_all_places(spec, run)
+        check_all_uris(spec, run)
         check_written(spec.checkpoint, spec.data, run, None)
         spec = spec.with_parts(train=as_its_run(spec.train, run))
-    job = check_here(spec, None, begin=partial(begin, "checking the model, the objective and the tokenizer"))
+    job = check_on_machine(
+        spec, None, begin=partial(begin, "checking the model, the objective and the tokenizer")
+    )
     begin("tracing the memory of layouts" if trace else "comparing layouts")
-    chosen_plan = planned_of(asked.train, job, trace=trace)
+    chosen_plan = planned_of(requested.train, job, trace=trace)
     begin("comparing the job with its run directory")
     return (
         dataclasses.replace(chosen_plan, refused=_refused(chosen_plan.job, run))
@@ -155,7 +157,7 @@ def planned_of(
     Raises:
         InputError: no layout is legal, or none fits.
     """
-    machine = machine or worker_here(job.spec.shared_resources, job.spec.train.dtype)
+    machine = machine or local_worker(job.spec.shared_resources, job.spec.train.dtype)
     return _planned(train, job, machine, True, trace)
 
 

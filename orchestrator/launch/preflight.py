@@ -17,7 +17,7 @@ from orchestrator.data.prepare.record_kind import kind_of
 from orchestrator.launch.init_checks import check_begins
 from orchestrator.launch.job_checks import check_job
 from orchestrator.launch.machine_checks import check_machine, check_room
-from orchestrator.launch.path_checks import check_all_places, check_written
+from orchestrator.launch.path_checks import check_all_uris, check_written
 from orchestrator.launch.worker import worker_at
 from orchestrator.models.continued import continuation_of
 from orchestrator.models.kept_config import check_same_config, kept_config
@@ -43,11 +43,11 @@ def preflight(
 
     A run that has begun keeps its own settings, see `as_begun`. `begin` and `is_known` are as in `check_job`.
     """
-    check_all_places(spec, run_dir)
+    check_all_uris(spec, run_dir)
     check_written(spec.checkpoint, spec.data, run_dir, address)
     problems = Problems()
     prepared = ""
-    kept: FolderConfig | None = None
+    folder_config: FolderConfig | None = None
     begins = False
     with problems.noted():
         if run_dir.rows(TRIALS):
@@ -58,14 +58,16 @@ def preflight(
         begins = commit is None
         check_implementation(spec.workload, commit, run_dir.uri)
         prepared = prepared_before(spec.data, run_dir, commit)
-        begun = continuation_of(spec).begun_from(run_dir, commit)[1]
-        check_same_config(spec.workload, begun, run_dir.uri)
-        spec = spec.with_parts(workload=as_begun(spec.workload, begun))
-        kept = kept_config(begun)
+        first_commit = continuation_of(spec).begun_from(run_dir, commit)[1]
+        check_same_config(spec.workload, first_commit, run_dir.uri)
+        spec = spec.with_parts(workload=as_begun(spec.workload, first_commit))
+        folder_config = kept_config(first_commit)
         if commit is None:
             kind_of(spec.data, spec.workload.objective)
     with problems.noted():
-        job = check_here(spec, address, prepared, begin, is_known, kept=kept, begins=begins)
+        job = check_on_machine(
+            spec, address, prepared, begin, is_known, folder_config=folder_config, begins=begins
+        )
     if until is not None and until > spec.train.steps:
         with problems.noted():
             raise InputError(f"step {until} is beyond train.steps {spec.train.steps}", "--until", "lower it")
@@ -75,21 +77,23 @@ def preflight(
     return job
 
 
-def check_here(
+def check_on_machine(
     spec: JobSpec,
     address: str | None,
     prepared: str = "",
     begin: Callable[[], None] = lambda: None,
     is_known: bool = False,
     *,
-    kept: FolderConfig | None = None,
+    folder_config: FolderConfig | None = None,
     begins: bool = False,
 ) -> ResolvedJob:
     """Check a job, and this machine for it; see `check_job`. Return the resolved job."""
     problems = Problems()
     with problems.noted():
         machine_of = worker_at(address)
-        job = check_job(spec, prepared, begin, is_known, machine_of, kept=kept, begins=begins)
+        job = check_job(
+            spec, prepared, begin, is_known, machine_of, folder_config=folder_config, begins=begins
+        )
     with problems.noted():
         check_machine(spec.resources, spec.all_workers, address)
     problems.raise_noted()

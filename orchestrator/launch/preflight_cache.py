@@ -46,12 +46,12 @@ def mark_of(spec: JobSpec, run: RunDir) -> Path | None:
     """Return the mark's file for this job and the present code; None for a job that is checked each time."""
     model, tokenizer = spec.workload.model, spec.data.tokenizer
     folder = data_cache(spec.data, run)
-    others = spec.evaluate is not None and spec.evaluate.tasks
+    has_tasks = spec.evaluate is not None and spec.evaluate.tasks
     if (
         spec.own_code
         or is_object_reference(model)
         or model.startswith("hf:")
-        or others
+        or has_tasks
         or not is_local(folder)
     ):
         return None
@@ -59,8 +59,8 @@ def mark_of(spec: JobSpec, run: RunDir) -> Path | None:
         return None
     if spec.distill:  # the teacher may have changed
         return None
-    place = Path(tokenizer) if isinstance(tokenizer, str) else None
-    files = [] if place is None else sorted(place.iterdir()) if place.is_dir() else [place]
+    path = Path(tokenizer) if isinstance(tokenizer, str) else None
+    files = [] if path is None else sorted(path.iterdir()) if path.is_dir() else [path]
     try:
         read = [spec.model_dump_json(), *(metadata.version(name) for name in VERSIONS)]
         read += [_state(path) for path in (*files, *_code())]

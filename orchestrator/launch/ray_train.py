@@ -58,10 +58,10 @@ def loop_config(
         raise InputError("Ray Train reserves no worker besides its own", "rollout.workers", hint)
     run = RunDir(absolute(run_dir or f"runs/{spec.name}", Path.cwd()))
     spec = spec.with_parts(train=as_its_run(spec.train, run))
-    begun = continuation_of(spec).begun_from(run, check_same_run(spec.run_identity, run))[1]
-    check_same_config(spec.workload, begun, run.uri)
-    spec = spec.with_parts(workload=as_begun(spec.workload, begun))
-    spec = check_job(spec, machine_of=worker_at("auto"), kept=kept_config(begun)).spec
+    first_commit = continuation_of(spec).begun_from(run, check_same_run(spec.run_identity, run))[1]
+    check_same_config(spec.workload, first_commit, run.uri)
+    spec = spec.with_parts(workload=as_begun(spec.workload, first_commit))
+    spec = check_job(spec, machine_of=worker_at("auto"), folder_config=kept_config(first_commit)).spec
     run.create()
     past = EventHistory(run.rows("events.jsonl"))
     data = prepared(spec, run, PreparedData(past.data, past.sets), StageLine(lambda _: None))

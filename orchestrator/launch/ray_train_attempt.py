@@ -44,17 +44,17 @@ def begin_attempt(config: dict[str, Any], run: RunDir, history: RunHistory, worl
     spec = parse(config["job"])
     data = PreparedData(config["data"], config["sets"])
     bundle = spec.resources.per_worker.bundle
-    source, begun = continuation_of(spec).begun_from(run, history.commits.newest)
+    source, first_commit = continuation_of(spec).begun_from(run, history.commits.newest)
     base, needed = bases_of(
         workload=spec.workload,
         reads_base=spec.reads_base,
         needs_base=spec.needs_base,
         begun=history.base,
-        commit=begun,
+        commit=first_commit,
         run=run,
     )
     teacher = base_json(pinned_teacher(spec.distill, spec.workload, history.teacher, run))
-    job, shards, _ = resolve_over(spec, data, needed, source, kept_config(begun))
+    job, shards, _ = resolve_over(spec, data, needed, source, kept_config(first_commit))
     check_shards(history.commits.newest, shards, data.uri)
     machine = machine_for(smallest_offer(bundle, world), bundle, spec.train.dtype)
     confirm = partial(verdicts_before, dump(spec), machine, lambda: False)
@@ -71,7 +71,7 @@ def begin_attempt(config: dict[str, Any], run: RunDir, history: RunHistory, worl
     attempt = history.attempts + 1
     commit, _ = history.roll_back(frozenset(), attempt)
     commit = commit or continuation_of(spec).take_over(
-        run, shards=shards, data=data, base=base, kept=job.kept
+        run, shards=shards, data=data, base=base, kept=job.folder_config
     )
     data_fields: EventFields = {
         "data": data.uri,
@@ -89,6 +89,6 @@ def begin_attempt(config: dict[str, Any], run: RunDir, history: RunHistory, worl
         "shards": shards,
         "base": base_json(base),
         "teacher": teacher,
-        "folder_config": config_json(job.kept),
+        "folder_config": config_json(job.folder_config),
         **planner.flops,
     }

@@ -48,10 +48,10 @@ class RolledBack:
     @property
     def line(self) -> str:
         """Return it as a line for people."""
-        gone = (
+        removed = (
             f", the commits of steps {', '.join(map(str, self.removed))} are removed" if self.removed else ""
         )
-        return f"{self.run_dir} is back at step {self.step}, from step {self.before}{gone}"
+        return f"{self.run_dir} is back at step {self.step}, from step {self.before}{removed}"
 
 
 def roll_back(run: RunDir, step: int) -> RolledBack:
@@ -77,7 +77,7 @@ def roll_back(run: RunDir, step: int) -> RolledBack:
     with run.lock():
         commit, before, history = _commit(run, step)
         store = Store(run.commits)
-        _refuse_held(run, store, step)
+        _refuse_pinned(run, store, step)
         return _go_back(run, store, commit, before, history)
 
 
@@ -91,9 +91,9 @@ def _commit(run: RunDir, step: int) -> tuple[CommitManifest, int, EventHistory]:
     if problems := store.verify(step):
         raise InputError(f"is damaged: {problems[0]}", where, "name another; `checkpoint verify` reads all")
     commit, spec = store.manifest(step), read_job(run)
-    known = merged(commit.meta.get("skips", ()))
+    skips = merged(commit.meta.get("skips", ()))
     shared = spec is None or is_shared(commit, spec.train.steps)
-    if not shared or not is_before(commit.position, known, history.skips):
+    if not shared or not is_before(commit.position, skips, history.skips):
         problem = "the run cannot continue from it: it is of a learning rate or of samples that the run has left since"
         raise InputError(problem, where, "name another")
     before = max(steps[-1], (run.log(METRICS).last() or {}).get("step", 0))
@@ -102,14 +102,16 @@ def _commit(run: RunDir, step: int) -> tuple[CommitManifest, int, EventHistory]:
     return commit, before, history
 
 
-def _refuse_held(run: RunDir, store: Store, step: int) -> None:
+def _refuse_pinned(run: RunDir, store: Store, step: int) -> None:
     later = [
-        each for each in held(without_dead_readers(store, store.retry(store.backend.list))) if each > step
+        later_step
+        for later_step in held(without_dead_readers(store, store.retry(store.backend.list)))
+        if later_step > step
     ]
-    for each in sorted(later):
-        by = " and ".join(holders(store, each)) or "somebody"
+    for later_step in sorted(later):
+        by = " and ".join(holders(store, later_step)) or "somebody"
         hint = "let it end, or name that step; the reference of the run directory says how to remove a pin"
-        raise InputError(f"the commit of step {each} is held by {by}", run.uri, hint)
+        raise InputError(f"the commit of step {later_step} is held by {by}", run.uri, hint)
 
 
 def _go_back(
@@ -118,7 +120,7 @@ def _go_back(
     """Record the rollback first, so that no commit is missing without a word. It can be repeated if interrupted."""
     step, status = commit.step, run.read_json_or_empty("status.json")
     later = list(itertools.takewhile(lambda row: row["step"] > step, run.log(METRICS).newest()))
-    removed = [each for each in store.steps() if each > step]
+    removed = [later_step for later_step in store.steps() if later_step > step]
     result = RolledBack(run.uri, before, step, removed, len(later))
     reason = f"rolled back from step {before} to the commit at step {step} by the user"
     fields: EventFields = {
@@ -128,8 +130,8 @@ def _go_back(
     }
     if status.get("phase") not in (Outcome.DONE, Outcome.STOPPED, Outcome.FAILED):
         # If the controller was killed, the time since then does not belong to the run.
-        seen = [status.get("time") or 0.0, *(event["time"] for event in history.events[-1:])]
-        fields["time"] = float(max(seen))
+        times = [status.get("time") or 0.0, *(event["time"] for event in history.events[-1:])]
+        fields["time"] = float(max(times))
     attempt = history.attempts
     event = history.record(attempt, step, Outcome.STOPPED, reason, fields)
     run.append(EVENTS, [event])
@@ -144,9 +146,9 @@ def _go_back(
 
 def _status(status: Row, commit: CommitManifest, reason: str, event: Row) -> Row:
     """Return the status of the run from now on."""
-    known = {key: status.get(key) for key in ("name", "objective", "steps", "layout")}
+    copied = {key: status.get(key) for key in ("name", "objective", "steps", "layout")}
     return {
-        **known,
+        **copied,
         "phase": str(Outcome.STOPPED),
         "step": commit.step,
         "attempt": event["attempt"],

@@ -12,10 +12,10 @@ from orchestrator.config.outcome import Outcome
 from orchestrator.config.packages import PACKAGES
 from orchestrator.config.spec import JobSpec
 from orchestrator.launch import preflight_cache
-from orchestrator.launch.active_controller import refuse_if_at_work
+from orchestrator.launch.active_controller import refuse_if_active
 from orchestrator.launch.finished import PastRun, finished_summary
 from orchestrator.launch.import_prefetch import imports_begun
-from orchestrator.launch.machine_checks import gpus_here
+from orchestrator.launch.machine_checks import local_gpus
 from orchestrator.launch.own_sources import make_own_sources
 from orchestrator.launch.preflight import preflight
 from orchestrator.launch.submission import no_cluster
@@ -52,7 +52,7 @@ def run(
         InputError: the job is wrong or belongs to another run. Nothing has been written in that case.
     """
     if address is None:
-        refuse_if_at_work(run_dir)
+        refuse_if_active(run_dir)
     if result := PastRun(spec, run_dir).done():
         line = PastRun(spec, run_dir).line()
         PastRun(spec, run_dir).put_back()
@@ -110,7 +110,7 @@ def _run(
     queue = None if address is None else priority
     workers, worker = spec.resources.workers, spec.resources.per_worker
     max_workers = spec.all_workers.max
-    gpus = gpus_here(spec.all_workers) if address is None and worker.gpu else workers.max * worker.gpu
+    gpus = local_gpus(spec.all_workers) if address is None and worker.gpu else workers.max * worker.gpu
 
     def begin() -> WatchedRun:
         watched = attach(
@@ -127,7 +127,7 @@ def _run(
             with connected_ray(address, max_workers * worker.cpu, gpus, packages=PACKAGES):
                 show({"phase": "connect", "note": "starting the run's controller"})
                 outcome = watch(begin, show)
-            if not outcome.fallen or last:
+            if not outcome.dead_ray_process or last:
                 break
         return _closed(outcome, run_dir, embedded=address is None)
     except NoCluster as error:

@@ -69,13 +69,13 @@ def stored_runs(folder: str) -> list[StoredRun]:
 def chosen(runs: Sequence[StoredRun], wanted: Sequence[str]) -> list[StoredRun]:
     """Return the runs with these names or run directories. Raises InputError if one does not exist."""
     result: dict[str, StoredRun] = {}
-    for each in wanted:
-        place = RunDir(each).uri if each else ""
-        matching = [run for run in runs if each.rstrip("/") == run.name or place == run.run_dir]
+    for name in wanted:
+        uri = RunDir(name).uri if name else ""
+        matching = [run for run in runs if name.rstrip("/") == run.name or uri == run.run_dir]
         if not matching:
             names = ", ".join(run.name for run in runs[:20]) or "none"
             raise InputError(
-                "there is no such run in this folder", f"--remove {each}", f"choose from: {names}"
+                "there is no such run in this folder", f"--remove {name}", f"choose from: {names}"
             )
         result[matching[0].name] = matching[0]
     return list(result.values())
@@ -88,7 +88,7 @@ def check_removable(run_dir: str) -> None:
     is_at_work = status.get("phase") is not None and controller_state(status) not in NOT_AT_WORK
     if is_at_work or (run.local and is_locked(run.path)):
         raise InputError("a controller drives this run", run.uri, "`orchestrator stop` ends it")
-    _refuse_held(run)
+    _refuse_pinned(run)
 
 
 def remove(run_dir: str) -> None:
@@ -96,12 +96,12 @@ def remove(run_dir: str) -> None:
     run = RunDir(run_dir)
     check_removable(run_dir)
     with run.lock():
-        _refuse_held(run)
+        _refuse_pinned(run)
         run.remove_all()
 
 
-def _refuse_held(run: RunDir) -> None:
-    if lines := _held(run, is_removing=True):
+def _refuse_pinned(run: RunDir) -> None:
+    if lines := _pin_lines(run, is_removing=True):
         raise InputError(f"is not removed: {lines[0]}", run.uri, "remove what holds it first, or let it end")
 
 
@@ -123,7 +123,7 @@ def _stored(name: str, run: RunDir, referred: list[str]) -> StoredRun:
             bytes=sizes["all"],
             checkpoint_bytes=sizes[COMMITS],
             time=float(status.get("time") or 0.0),
-            held=_held(run),
+            held=_pin_lines(run),
             referred=referred,
         )
     except Exception as error:  # others may write these files, so they may hold anything
@@ -141,7 +141,7 @@ def _stored(name: str, run: RunDir, referred: list[str]) -> StoredRun:
         )
 
 
-def _held(run: RunDir, is_removing: bool = False) -> list[str]:
+def _pin_lines(run: RunDir, is_removing: bool = False) -> list[str]:
     """A line for each held checkpoint. Holds of dead readers are removed only if the run is about to be."""
     store = Store(run.commits)
     paths = store.retry(store.backend.list)

@@ -222,7 +222,7 @@ def existing(jobs: Jobs, name: str) -> Submission:
     job = jobs.find(name) or jobs.find(str(Path(name).absolute()))
     if job is None:
         names = sorted({job.name for job in jobs.all()})
-        known = f"choose from: {', '.join(names)}" if names else "none has been submitted there"
+        hint = f"choose from: {', '.join(names)}" if names else "none has been submitted there"
         kind = Absent if "/" in name else InputError
-        raise kind("there is no such job on the cluster", name, known)
+        raise kind("there is no such job on the cluster", name, hint)
     return job

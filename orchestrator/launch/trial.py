@@ -104,7 +104,7 @@ def _short(data: DataSpec, seed: int, draws: bool, workload: Workload, prepared:
     from orchestrator.planner.trace.sample_batch import sample_batch
 
     if data.samples is not None:
-        return first_samples(data.samples, seed, of_set=True, prepared=prepared)
+        return first_samples(data.samples, seed, with_set_values=True, prepared=prepared)
     length = min(data.sequence_length, TRIED_TOKENS)
     short = data.model_copy(update={"sequence_length": length})
     return sample_batch(short, seed, draws, workload, 2)
@@ -123,7 +123,7 @@ def _first(data: DataSpec, seed: int, workload: Workload, prepared: str) -> Batc
     if data.samples is not None:
         from orchestrator.data.samples.own_samples import first_samples
 
-        return first_samples(data.samples, seed, of_set=True, prepared=prepared)
+        return first_samples(data.samples, seed, with_set_values=True, prepared=prepared)
     import numpy as np
 
     from workloads.objectives.samples import Samples

@@ -41,7 +41,7 @@ class RunOutcome:
     """The run's summary, None without one."""
     line: str = ""
     """A line for the user, without secrets."""
-    fallen: str = ""
+    dead_ray_process: str = ""
     """The process of this command's own Ray whose death ended the run; empty otherwise."""
 
     def __post_init__(self) -> None:
@@ -97,8 +97,8 @@ class WatchedRun:
             return _outcome(self.status) if self.status["summary"] or self.status["error"] else None
         except (RayActorError, GetTimeoutError) as error:
             self._request = None  # Ray may have restarted the controller, which then knows of no stop
-            if (ended := self._ended()) is not None:
-                return ended
+            if (outcome := self._outcome_on_disk()) is not None:
+                return outcome
             if time.monotonic() - self._answered_at <= SILENCE:
                 return None
             folder = full_folder()
@@ -126,20 +126,20 @@ class WatchedRun:
             with contextlib.suppress(RayError):
                 ray.kill(self._controller)
 
-    def left_by_ray(self, gone: str) -> RunOutcome:
-        """Return how a stopping run has ended after Ray's process `gone` died too.
+    def outcome_without_ray(self, process: str) -> RunOutcome:
+        """Return how a stopping run has ended after Ray's process `process` died too.
 
         That happens when a job manager ends all processes of a job. Raises KeyboardInterrupt without any commit.
         """
-        if (ended := self._ended()) is not None:
-            return ended
+        if (outcome := self._outcome_on_disk()) is not None:
+            return outcome
         commit = Store(self._run_dir.commits).latest(deep=False)
         if commit is None:
             raise KeyboardInterrupt
-        line = f"stopped, and Ray's {gone} with it: the newest commit is that of step {commit.step}"
+        line = f"stopped, and Ray's {process} with it: the newest commit is that of step {commit.step}"
         return RunOutcome(Outcome.STOPPED, None, line)
 
-    def _ended(self) -> RunOutcome | None:
+    def _outcome_on_disk(self) -> RunOutcome | None:
         """How the run has ended, if its controller wrote a summary since this object was made."""
         summary = finished_summary(self._run_dir)
         if summary and (summary["ended"] or 0.0) > self._began:
@@ -178,8 +178,8 @@ def _poll_once(run: WatchedRun, show: Callable[[dict[str, Any]], None]) -> RunOu
     """
     from cluster.workers.ray_internals import dead_main_process
 
-    if gone := dead_main_process():
-        return _fallen(run, gone, show)
+    if process := dead_main_process():
+        return _ray_died(run, process, show)
     outcome = run.look()
     if run.wrong is None and (run.status or run.stopping):
         try:
@@ -196,16 +196,18 @@ def _poll_once(run: WatchedRun, show: Callable[[dict[str, Any]], None]) -> RunOu
     return outcome
 
 
-def _fallen(run: WatchedRun, gone: str, show: Callable[[dict[str, Any]], None]) -> RunOutcome:
-    """Return how a run has ended after Ray's process `gone` on this machine died."""
+def _ray_died(run: WatchedRun, process: str, show: Callable[[dict[str, Any]], None]) -> RunOutcome:
+    """Return how a run has ended after Ray's process `process` on this machine died."""
     if run.wrong is not None:
         raise run.wrong
     if not run.stopping:
         time.sleep(ENDED_TOGETHER)  # a signal that ended Ray may also interrupt this process now
-        show({**run.status, "phase": "wait", "note": f"Ray's {gone} has died; Ray is started again"})
-        line = f"Ray's {gone} on this machine has died; the same command continues from the last checkpoint"
-        return RunOutcome(Outcome.FAILED, None, line, fallen=gone)
-    return run.left_by_ray(gone)
+        show({**run.status, "phase": "wait", "note": f"Ray's {process} has died; Ray is started again"})
+        line = (
+            f"Ray's {process} on this machine has died; the same command continues from the last checkpoint"
+        )
+        return RunOutcome(Outcome.FAILED, None, line, dead_ray_process=process)
+    return run.outcome_without_ray(process)
 
 
 def _note(run: WatchedRun) -> str:

@@ -21,10 +21,10 @@ from orchestrator.train.config import Precision
 
 def worker_at(address: str | None) -> MachineOf:
     """Return a function that describes a worker of a job on the cluster at `address`, or on this machine if None."""
-    return worker_here if address is None else partial(worker_there, address=address)
+    return local_worker if address is None else partial(cluster_worker, address=address)
 
 
-def worker_here(resources: ResourceSpec, precision: Precision) -> Machine:
+def local_worker(resources: ResourceSpec, precision: Precision) -> Machine:
     """Describe a worker on this machine. Workers without a GPU share the memory of the machine."""
     worker = resources.per_worker
     machine = machine_for(None, worker.bundle, precision)
@@ -32,7 +32,7 @@ def worker_here(resources: ResourceSpec, precision: Precision) -> Machine:
         return replace(machine, memory=machine.memory / resources.workers.max)
     import torch
 
-    if not torch.cuda.is_available():  # `gpus_here` refuses a run without GPUs
+    if not torch.cuda.is_available():  # `local_gpus` refuses a run without GPUs
         return machine
     return replace(machine, memory=float(torch.cuda.get_device_properties(0).total_memory))
 
@@ -49,7 +49,7 @@ def worker_named(resources: ResourceSpec) -> MachineOf | None:
     return lambda _, precision: machine_for(Offer(math.inf, name), worker.bundle, precision)
 
 
-def worker_there(resources: ResourceSpec, precision: Precision, address: str) -> Machine:
+def cluster_worker(resources: ResourceSpec, precision: Precision, address: str) -> Machine:
     """Describe a worker by the job's label, or else by connecting to the cluster.
 
     Raises:

@@ -27,8 +27,8 @@ from workloads.hf.files.meaning import (
     FolderMeaning,
     by_label,
     folder_meaning,
+    naming_labels,
     rows_of_labels,
-    told_by_label,
 )
 from workloads.own.object_reference import is_object_reference
 
@@ -283,7 +283,7 @@ def weights_of(
                 raise WorkloadError(f"{base.uri} is an export; workload.grow takes a run directory")
             _refuse_unlike(describe(f"{FOLDER}{base.uri}"), config, base.uri)
             meaning = folder_meaning(base.uri)
-            with told_by_label(meaning, workload.objective, labels, base.uri):
+            with naming_labels(meaning, workload.objective, labels, base.uri):
                 result = pretrained(config, shapes, base.uri, tables, added)
             return labelled(result, meaning, base.uri)
         store, manifest = commit_of(base, retry)
@@ -311,7 +311,7 @@ def weights_of(
             if workload.grow or below:
                 what = "was trained as a class of transformers; export it, and begin with the export"
                 raise WorkloadError(f"{where} {what}")
-            with told_by_label(meant, workload.objective, labels, where, is_folder=False):
+            with naming_labels(meant, workload.objective, labels, where, is_folder=False):
                 result = HuggingFaceWeights(
                     config, shapes, folder=where, tables=tables, added=added, weights=TheirTensors(reader)
                 )
@@ -319,7 +319,7 @@ def weights_of(
         stored = {name: tensor.shape for name, tensor in sorted(reader.manifest.tensors.items())}
         grown = shapes if workload.grow else ()
         committed = CommitWeights(stored, where, reader, below, grown)
-        with told_by_label(meant, workload.objective, labels, where, is_folder=False):
+        with naming_labels(meant, workload.objective, labels, where, is_folder=False):
             committed.check(config, shapes, tables, added)
         return labelled(committed, meant, where)
 

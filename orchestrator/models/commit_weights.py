@@ -50,7 +50,7 @@ class CommitWeights:
         added: int,
     ) -> None:
         """Raise WorkloadError if they do not fit a model of these shapes."""
-        from workloads.model.stored import HEADS, misfits, refuse_misfits, refuse_strange, told
+        from workloads.model.stored import HEADS, misfits, refuse_misfits, refuse_strange, weight_notes
 
         where = self._where
         hint = "give the model of the base"
@@ -64,7 +64,7 @@ class CommitWeights:
             if self._grown
             else []
         )
-        self.notes = (*copied, *told(shapes, self._shape, left, where))
+        self.notes = (*copied, *weight_notes(shapes, self._shape, left, where))
 
     def check_alike(self, shapes: Mapping[str, torch.Size]) -> None:
         """Raise WorkloadError unless the tensors have exactly these names and shapes."""

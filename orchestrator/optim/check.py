@@ -14,9 +14,9 @@ from orchestrator.resolve.resolved_job import wrong_input
 def check_groups(optimizer: OptimizerSpec, workload: Any) -> None:
     """Check that each group of parameters matches a parameter. Raises InputError."""
     from workloads.adapters import frozen
-    from workloads.hf.tables.our_names import told_by_our_names
+    from workloads.hf.tables.our_names import in_our_names
 
-    with wrong_input("train.optimizer.groups"), told_by_our_names(workload.config):
+    with wrong_input("train.optimizer.groups"), in_our_names(workload.config):
         frozen.check_groups([group.match for group in optimizer.groups], workload)
 
 

@@ -33,7 +33,7 @@ class Arithmetic(IntEnum):
     """Heads leave out tokens without a label, and samples are dealt so that ranks have equal work."""
 
     @classmethod
-    def of_meta(cls, meta: Mapping[str, Any]) -> Arithmetic:
+    def from_meta(cls, meta: Mapping[str, Any]) -> Arithmetic:
         """Return the order of the run that wrote a commit with this meta."""
         if ARITHMETIC in meta:
             return cls(meta[ARITHMETIC])

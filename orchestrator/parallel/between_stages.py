@@ -35,7 +35,7 @@ class BetweenStages(Protocol):
         """Return the shapes of a batch that decide those of `carried`."""
 
 
-class OfTransformer:
+class BetweenTransformerStages:
     """Hidden states [B, L, hidden], with experts the routers' loss [1], in a decoder the encoder's output."""
 
     def __init__(self, config: Any, ways: int, prompt: int) -> None:
@@ -84,7 +84,7 @@ class OfTransformer:
         return tuple(batch[name].shape for name in ("tokens", "decoder_tokens") if name in batch)
 
 
-class OfOwnModel:
+class BetweenOwnStages:
     """The tensors that the modules of a user's model return; running them on the meta device finds their shapes."""
 
     def __init__(self, config: OwnModel) -> None:
@@ -115,7 +115,7 @@ class OfOwnModel:
         return tuple((name, tensor.shape) for name, tensor in sorted(batch.items()))
 
 
-class OfHuggingFaceClass(OfOwnModel):
+class BetweenHuggingFaceStages(BetweenOwnStages):
     """Hidden states [B, L, hidden]."""
 
     def __init__(self, config: HuggingFaceModel) -> None:
@@ -127,7 +127,7 @@ class OfHuggingFaceClass(OfOwnModel):
 
 
 def between_stages(config: Any, ways: int, prompt: int) -> BetweenStages:
-    """Return what a model passes between stages; `ways` and `prompt` as in `OfTransformer`."""
+    """Return what a model passes between stages; `ways` and `prompt` as in `BetweenTransformerStages`."""
     if config.divided_by == "rules":
-        return OfTransformer(config, ways, prompt)
-    return OfHuggingFaceClass(config) if config.divided_by == "plan" else OfOwnModel(config)
+        return BetweenTransformerStages(config, ways, prompt)
+    return BetweenHuggingFaceStages(config) if config.divided_by == "plan" else BetweenOwnStages(config)

@@ -46,32 +46,34 @@ class BlockMaxima:
         if self._agreed is None:
             mine = np.concatenate([np.empty(0, np.int64), *(self._first[name] + n for name, n in blocks)])
             everyone = union(mine, self._groups)
-            places = torch.from_numpy(np.searchsorted(everyone, mine)).to(values.device)
-            self._agreed = places, len(everyone)
-        places, count = self._agreed
+            indices = torch.from_numpy(np.searchsorted(everyone, mine)).to(values.device)
+            self._agreed = indices, len(everyone)
+        indices, count = self._agreed
         if not count:
             return values
-        found = values.new_zeros(*values.shape[:-1], count)
+        maxima = values.new_zeros(*values.shape[:-1], count)
         # Two shards of a rank may have parts of one block, as on tied stages, hence a maximum and no assignment.
-        found.scatter_reduce_(-1, places.expand_as(values), values, "amax")
+        maxima.scatter_reduce_(-1, indices.expand_as(values), values, "amax")
         for group in self._groups:
             with group.communicating():
-                dist.all_reduce(found, dist.ReduceOp.MAX, group=group.handle)
-        return found[..., places]
+                dist.all_reduce(maxima, dist.ReduceOp.MAX, group=group.handle)
+        return maxima[..., indices]
 
 
 def union(numbers: Numbers, groups: Sequence[ProcessGroup]) -> Numbers:
     """Return the numbers that any rank of the groups has, ascending. All ranks call it together."""
-    found = np.unique(numbers)
+    merged = np.unique(numbers)
     for group in groups:
         sizes = torch.empty(group.size, dtype=torch.int64)
-        dist.all_gather_single(sizes, torch.tensor([len(found)]), group=group.handle)
+        dist.all_gather_single(sizes, torch.tensor([len(merged)]), group=group.handle)
         padded = torch.zeros(int(sizes.max()), dtype=torch.int64)
-        padded[: len(found)] = torch.from_numpy(found)
+        padded[: len(merged)] = torch.from_numpy(merged)
         everyone = torch.empty(group.size * len(padded), dtype=torch.int64)
         dist.all_gather_single(everyone, padded, group=group.handle)
-        rows = everyone.view(group.size, -1).numpy()
-        found = np.unique(
-            np.concatenate([row[:size] for row, size in zip(rows, sizes.tolist(), strict=True)])
+        by_rank = everyone.view(group.size, -1).numpy()
+        merged = np.unique(
+            np.concatenate(
+                [rank_numbers[:size] for rank_numbers, size in zip(by_rank, sizes.tolist(), strict=True)]
+            )
         )
-    return found
+    return merged

@@ -24,12 +24,12 @@ ELEMENTS = 2**16
 """Numbers of each rank in a collective."""
 
 
-def as_it_is(result: Tensor) -> Tensor:
+def unchanged(result: Tensor) -> Tensor:
     """Return a result unchanged. Tests of this module pass a function that makes it wrong."""
     return result
 
 
-def products(device: torch.device, seed: int, bend: Callable[[Tensor], Tensor] = as_it_is) -> list[str]:
+def products(device: torch.device, seed: int, bend: Callable[[Tensor], Tensor] = unchanged) -> list[str]:
     """Multiply matrices in each dtype of training, and return a line for each product with a wrong bit.
 
     Args:
@@ -56,17 +56,17 @@ def products(device: torch.device, seed: int, bend: Callable[[Tensor], Tensor] =
     return wrong
 
 
-def updates(device: torch.device, seed: int, bend: Callable[[Tensor], Tensor] = as_it_is) -> list[str]:
+def updates(device: torch.device, seed: int, bend: Callable[[Tensor], Tensor] = unchanged) -> list[str]:
     """Apply the elementwise operations of an optimizer, and return a line if any number is wrong.
 
     Args: as in `products`.
     """
     draw = torch.Generator().manual_seed(seed)
-    whole = torch.randint(1, 1000, (SIZE * SIZE,), generator=draw, dtype=torch.int64)
-    x = whole.to(device, torch.float32)
+    integers = torch.randint(1, 1000, (SIZE * SIZE,), generator=draw, dtype=torch.int64)
+    x = integers.to(device, torch.float32)
     # Squares, roots, quotients and halves of these whole numbers are exact in fp32: each step below gives back `x`.
     result = bend((((x * x).sqrt() * 4 + x - x) / 2 * x / x) * 0.5).cpu()
-    count = int((result != whole.to(torch.float32)).sum())
+    count = int((result != integers.to(torch.float32)).sum())
     return [f"elementwise update: {count} wrong elements"] if count else []
 
 
@@ -122,7 +122,7 @@ def collectives(device: torch.device, seed: int) -> list[str]:
         seed: of the numbers.
     """
     rank, world = dist.get_rank(), dist.get_world_size()
-    parts = [_numbers(seed, each) for each in range(world)]
+    parts = [_numbers(seed, source) for source in range(world)]
     mine, total = parts[rank].to(device), sum(parts[1:], parts[0])
     slices = [part.chunk(world)[rank] for part in parts]
 

@@ -85,20 +85,20 @@ def gathered(x: Tensor, dim: int, group: ProcessGroup) -> Tensor:
         return x
     # The collective concatenates along the first dimension, so `dim` moves there and back.
     part = x.movedim(dim, 0).contiguous()
-    whole = part.new_empty(group.size * part.shape[0], *part.shape[1:])
+    full = part.new_empty(group.size * part.shape[0], *part.shape[1:])
     group.sent(part)
     with group.communicating():
-        dist.all_gather_single(whole, part, group=group.handle)
-    group.received(whole)
-    return whole.movedim(0, dim).contiguous()
+        dist.all_gather_single(full, part, group=group.handle)
+    group.received(full)
+    return full.movedim(0, dim).contiguous()
 
 
 def _scattered(x: Tensor, dim: int, group: ProcessGroup) -> Tensor:
-    whole = x.movedim(dim, 0).contiguous()
-    part = whole.new_empty(whole.shape[0] // group.size, *whole.shape[1:])
-    group.sent(whole)
+    full = x.movedim(dim, 0).contiguous()
+    part = full.new_empty(full.shape[0] // group.size, *full.shape[1:])
+    group.sent(full)
     with group.communicating():
-        dist.reduce_scatter_single(part, whole, group=group.handle)
+        dist.reduce_scatter_single(part, full, group=group.handle)
     group.received(part)
     return part.movedim(0, dim).contiguous()
 

@@ -102,9 +102,9 @@ def slice_batch(batch: Batch, config: TransformerConfig, cp: ProcessGroup) -> Ba
         # A causal mask without exceptions follows from the positions; `ContextCore` makes it for each chunk.
         if mask.is_plain:
             continue
-        whole = mask.dense(length, batch["tokens"].device)
-        assert whole is not None
-        allowed = whole.expand(rows, 1, length, length)
+        dense = mask.dense(length, batch["tokens"].device)
+        assert dense is not None
+        allowed = dense.expand(rows, 1, length, length)
         sliced[name] = allowed[:, 0].index_select(1, mine)
         sliced.pop("padding", None)
         sliced.pop(SEGMENTS, None)
@@ -127,9 +127,9 @@ def apply_context(model: nn.Module, cp: ProcessGroup) -> None:
 class ContextCore(nn.Module):
     """An `AttentionCore` for this rank's queries and the gathered keys and values of all ranks."""
 
-    def __init__(self, whole: AttentionCore, cp: ProcessGroup) -> None:
+    def __init__(self, core: AttentionCore, cp: ProcessGroup) -> None:
         super().__init__()
-        self._whole = whole
+        self._core = core
         self._cp = cp
 
     def forward(
@@ -152,24 +152,24 @@ class ContextCore(nn.Module):
         key = in_order(gather(key, 2, self._cp), 2, self._cp)
         value = in_order(gather(value, 2, self._cp), 2, self._cp)
         if mask.documents is not None:
-            return self._of_documents(
+            return self._attend_within_documents(
                 query, key, value=value, documents=mask.documents, keys=keys, sinks=sinks
             )
         if not mask.causal or mask.allowed is not None:
-            return self._whole.attend(query, key, value, mask.allowed, causal=False, keys=keys, sinks=sinks)
+            return self._core.attend(query, key, value, mask.allowed, causal=False, keys=keys, sinks=sinks)
         # Each of the two chunks of queries attends to the keys up to its own end: later ones are masked for all of it.
         chunk = query.shape[2] // 2
         parts = []
         for half, number in enumerate(self._chunks()):
             mine = slice(half * chunk, (half + 1) * chunk)
             end = (number + 1) * chunk
-            rows = query[:, :, mine]
+            queries = query[:, :, mine]
             # Dropout keys belong to queries, so they are cut as the queries are.
             dropout_keys = None if keys is None else keys[:, mine]
-            allowed = self._until_own_end(rows, end, self._whole.drops(keys))
+            allowed = self._lower_right_mask(queries, end, self._core.drops(keys))
             parts.append(
-                self._whole.attend(
-                    rows,
+                self._core.attend(
+                    queries,
                     key[:, :, :end],
                     value[:, :, :end],
                     allowed,
@@ -180,7 +180,7 @@ class ContextCore(nn.Module):
             )
         return torch.cat(parts, dim=2)
 
-    def _of_documents(
+    def _attend_within_documents(
         self,
         query: Tensor,
         key: Tensor,
@@ -192,23 +192,23 @@ class ContextCore(nn.Module):
         """Attend within documents: by a kernel that takes their bounds if there is one, else by a mask."""
         length = key.shape[2]
         device = query.device
-        is_plain = not (self._whole.cap or self._whole.drops(keys))
+        is_plain = not (self._core.cap or self._core.drops(keys))
         if is_plain and sinks is None and documents.bounds is not None:
             # The kernel takes one range of queries, but this rank's two chunks are apart: one call for each.
             chunk = length // (2 * self._cp.size)
             parts: list[Tensor] = []
             for half, number in enumerate(self._chunks()):
-                rows = query[:, :, half * chunk : (half + 1) * chunk]
+                queries = query[:, :, half * chunk : (half + 1) * chunk]
                 end = (number + 1) * chunk
                 query_bounds, key_bounds = bounds_of_chunk(documents.starts(length), end - chunk, end)
                 mixed = attend_flash(
-                    rows,
+                    queries,
                     key[:, :, :end],
                     value=value[:, :, :end],
                     bounds=query_bounds,
                     key_bounds=key_bounds,
                     window=documents.window,
-                    scale=self._whole.scale,
+                    scale=self._core.scale,
                 )
                 # The kernel is there for both chunks or for neither, so the first answer decides and no work is lost.
                 if mixed is None:  # no such kernel here
@@ -221,26 +221,26 @@ class ContextCore(nn.Module):
             return documents.dense(length, device).index_select(2, positions_of(length, self._cp, device))
 
         allowed = documents.once(rows_of_mask)
-        return self._whole.attend(query, key, value, allowed, causal=False, keys=keys, sinks=sinks)
+        return self._core.attend(query, key, value, allowed, causal=False, keys=keys, sinks=sinks)
 
     def _chunks(self) -> tuple[int, int]:
         """Return the numbers of this rank's two chunks, ascending."""
         return self._cp.index, 2 * self._cp.size - 1 - self._cp.index
 
-    def _until_own_end(self, queries: Tensor, end: int, dropped: bool) -> Tensor:
+    def _lower_right_mask(self, queries: Tensor, end: int, dropped: bool) -> Tensor:
         """Return the causal mask [queries, end] of the last positions before `end`: key j is visible to query i if
         j <= end - queries + i.
 
         On CUDA a fused kernel needs no tensor for this mask, unless scores are capped or dropped.
         """
-        rows = queries.shape[2]
-        if queries.is_cuda and not (self._whole.cap or dropped):
+        count = queries.shape[2]
+        if queries.is_cuda and not (self._core.cap or dropped):
             # Imported on demand: it imports torch's compiler, which takes a second.
             from torch.nn.attention.bias import causal_lower_right
 
-            return causal_lower_right(rows, end)
+            return causal_lower_right(count, end)
         steps = torch.arange(end, device=queries.device)
-        return steps[None, :] <= steps[end - rows :, None]
+        return steps[None, :] <= steps[end - count :, None]
 
 
 def bounds_of_chunk(starts: Tensor, first: int, end: int) -> tuple[Tensor, Tensor]:
@@ -261,8 +261,8 @@ def bounds_of_chunk(starts: Tensor, first: int, end: int) -> tuple[Tensor, Tenso
     bounds = []
     for base in (first, 0):
         width = end - base
-        rows = torch.arange(len(starts), dtype=torch.int32, device=starts.device) * width
-        inside = (starts - base).clamp(0, width) + rows[:, None]
+        offsets = torch.arange(len(starts), dtype=torch.int32, device=starts.device) * width
+        inside = (starts - base).clamp(0, width) + offsets[:, None]
         bounds.append(torch.nn.functional.pad(inside.flatten(), (0, 1), value=len(starts) * width))
     return bounds[0], bounds[1]
 
@@ -275,14 +275,14 @@ class GlobalRouter:
     """
 
     def __init__(self, router: Router, cp: ProcessGroup) -> None:
-        self._whole, self._cp = router.forward, cp
+        self._core, self._cp = router.forward, cp
 
     def forward(self, hidden: Tensor, real: Tensor | None = None) -> Routes:
         """Return the routes of this rank's tokens, like `Router.forward`.
 
         hidden [B, L / ranks, hidden]; real bool [B, L], False for padding.
         """
-        routes = self._whole(in_order(gather(hidden, 1, self._cp), 1, self._cp), real)
+        routes = self._core(in_order(gather(hidden, 1, self._cp), 1, self._cp), real)
         mine = positions_of(routes.experts.shape[1], self._cp, hidden.device)
         return Routes(
             routes.weights.index_select(1, mine),
@@ -292,11 +292,11 @@ class GlobalRouter:
         )
 
 
-def in_order(whole: Tensor, dim: int, cp: ProcessGroup) -> Tensor:
+def in_order(full: Tensor, dim: int, cp: ProcessGroup) -> Tensor:
     """Reorder 2 x ranks chunks along `dim` from the order of ranks (0, 2n-1, 1, 2n-2, ..) to that of the sequence."""
-    # Rank r's gathered part is its chunks r and 2n - 1 - r, in this order, so pieces 2r and 2r + 1 of `whole`.
+    # Rank r's gathered part is its chunks r and 2n - 1 - r, in this order, so pieces 2r and 2r + 1 of `full`.
     chunks: list[Any] = [None] * (2 * cp.size)
-    for number, chunk in enumerate(whole.chunk(2 * cp.size, dim)):
+    for number, chunk in enumerate(full.chunk(2 * cp.size, dim)):
         rank, second = divmod(number, 2)
         chunks[2 * cp.size - 1 - rank if second else rank] = chunk
     return torch.cat(chunks, dim)

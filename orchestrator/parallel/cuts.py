@@ -37,7 +37,7 @@ def cuts(
 
     def busiest(counts: tuple[int, ...]) -> float:
         more = [first * (rank == 0) + head * (rank == last) for rank in range(pp)]
-        return max(count + each for count, each in zip(counts, more, strict=True))
+        return max(count + extra for count, extra in zip(counts, more, strict=True))
 
     ordered = sorted(by_rank, key=lambda counts: (busiest(counts), by_rank[counts] != (0, 1)))
     result = ordered[:MOST] + ([min(ordered, key=lambda counts: counts[0])] if ordered else [])

@@ -8,25 +8,25 @@ from torch import Tensor
 from orchestrator.parallel.gradient_buckets import GradientBuckets, Start
 from orchestrator.parallel.mesh import Mesh, ProcessGroup
 from orchestrator.parallel.parameter_shard import ParameterShard, boxes_of
-from orchestrator.parallel.parameters import Held
+from orchestrator.parallel.parameters import LocalParameter
 
 
 class Ddp:
     """Data parallelism without sharding, see `DataParallel`: gradients are all-reduced over the replicas."""
 
-    def __init__(self, held: list[Held], mesh: Mesh, overlap: bool) -> None:
+    def __init__(self, parameters: list[LocalParameter], mesh: Mesh, overlap: bool) -> None:
         self._overlap = overlap
         self._buckets = []
         self.shards: list[ParameterShard] = []
         for expert in (False, True):
             group = mesh.expert_data if expert else mesh.data
-            mine = [h for h in held if h.cut.expert == expert]
+            mine = [h for h in parameters if h.cut.expert == expert]
             if mine:
                 self._buckets.append(GradientBuckets([h.parameter for h in mine], _sum_over(group), group))
             for h in mine:
                 boxes = boxes_of(h.cut, 0, h.parameter.numel())
                 first = h.original and group.index == 0
-                one = h.cut.over_tp or mesh.tp.index == 0
+                is_first_copy = h.cut.over_tp or mesh.tp.index == 0
                 self.shards.append(
                     ParameterShard(
                         h.name,
@@ -34,8 +34,8 @@ class Ddp:
                         parameter=h.parameter,
                         boxes=boxes,
                         replica_group=group,
-                        counted=first and one,
-                        saved=h.original and one,
+                        counted=first and is_first_copy,
+                        saved=h.original and is_first_copy,
                     )
                 )
 

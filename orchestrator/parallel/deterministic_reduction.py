@@ -14,16 +14,16 @@ from torch import Tensor
 
 from orchestrator.parallel.mesh import Mesh
 from orchestrator.parallel.parameter_shard import ParameterShard, boxes_of
-from orchestrator.parallel.parameters import Held
+from orchestrator.parallel.parameters import LocalParameter
 
 
 class DeterministicReduction:
     """A `DataParallel` in which every rank holds and updates all parameters."""
 
-    def __init__(self, held: list[Held], mesh: Mesh, device: torch.device) -> None:
+    def __init__(self, parameters: list[LocalParameter], mesh: Mesh, device: torch.device) -> None:
         self._group = mesh.data
         mine = mesh.data.index == 0
-        whole = [(h, boxes_of(h.cut, 0, h.parameter.numel())) for h in held]
+        with_boxes = [(h, boxes_of(h.cut, 0, h.parameter.numel())) for h in parameters]
         self.shards = [
             ParameterShard(
                 h.name,
@@ -34,14 +34,14 @@ class DeterministicReduction:
                 counted=mine,
                 saved=True,
             )
-            for h, boxes in whole
+            for h, boxes in with_boxes
         ]
-        size = sum(h.parameter.numel() for h in held)
+        size = sum(h.parameter.numel() for h in parameters)
         ways = self._group.size
         # Padded, so that the all-to-all has equal slices.
         self._flat = torch.zeros(-(-size // ways) * ways, device=device)
         offset = 0
-        for h in held:
+        for h in parameters:
             h.parameter.grad = self._flat[offset : offset + h.parameter.numel()].view_as(h.parameter)
             offset += h.parameter.numel()
         self._sums: list[tuple[int, Tensor]] = []

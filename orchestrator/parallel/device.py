@@ -213,8 +213,8 @@ def make_ready() -> None:
         return
     set_numerics(bitwise=False)
     for dtype in (torch.float32, torch.bfloat16):
-        rows = torch.ones(16, 16, device="cuda", dtype=dtype, requires_grad=True)
-        torch.nn.functional.linear(rows, rows, rows[0]).sum().backward()
+        matrix = torch.ones(16, 16, device="cuda", dtype=dtype, requires_grad=True)
+        torch.nn.functional.linear(matrix, matrix, matrix[0]).sum().backward()
     torch.cuda.synchronize()
     torch._C._cuda_clearCublasWorkspaces()  # they take 32 MiB for each thread and stream
     torch.cuda.empty_cache()

@@ -80,91 +80,91 @@ class Distilling:
         self._workload = workload
         self._tp = tp
         self._head = getattr(workload.config, "head", "")
-        self._is_of_classes = self._head in ("sequence", "token")
-        self._shards = WHOLE if self._is_of_classes else shards_of(vocabulary, tp)
+        self._is_classifier = self._head in ("sequence", "token")
+        self._shards = WHOLE if self._is_classifier else shards_of(vocabulary, tp)
         self._selects = is_of_predicted(workload)
         self._tokens: TaughtTokens | None = None
         self._shows: Shows | None = getattr(workload, "shows", None)
 
-    def tokens(self, batch: Batch, of_labels: TokenLoss, trains: bool) -> TokenLoss:
+    def tokens(self, batch: Batch, label_loss: TokenLoss, trains: bool) -> TokenLoss:
         """Return the loss of the tokens of the micro-batch whose forward pass comes next.
 
         Args:
             batch: the micro-batch on this rank's device.
-            of_labels: the loss of labels.
+            label_loss: the loss of labels.
             trains: whether the parts are weighted; an evaluation's loss is that of labels.
         """
         logits = self._distill.logits
         self._tokens = None
-        if logits is None or self._is_of_classes or not _is_taught(batch):
-            return of_labels
+        if logits is None or self._is_classifier or not _is_taught(batch):
+            return label_loss
         weights = (self._distill.labels, logits.weight) if trains else (1.0, 0.0)
-        self._tokens = TaughtTokens(of_labels, self._rows(batch, logits), weights, IGNORED)
+        self._tokens = TaughtTokens(label_loss, self._row_divergences(batch, logits), weights, IGNORED)
         return self._tokens
 
-    def _rows(self, batch: Batch, spec: LogitsSpec) -> Callable[[Tensor, int], Tensor]:
+    def _row_divergences(self, batch: Batch, spec: LogitsSpec) -> Callable[[Tensor, int], Tensor]:
         """Return the divergences of rows of student logits from those of the teacher, by the first row."""
         labels = batch["labels"]
         temperature, kind, shards = spec.temperature, spec.divergence, self._shards
         if TOP_TOKENS in batch:
             top = _top(batch)
 
-            def of_stored(rows: Tensor, first: int) -> Tensor:
+            def stored_divergences(rows: Tensor, first: int) -> Tensor:
                 at = slice(first, first + len(rows))
                 part = Top(top.tokens[at], top.logits[at], top.log_sum[at])
                 return of_top(part, rows, temperature, kind, shards)
 
-            return of_stored
+            return stored_divergences
         teacher = _aligned(batch[TEACHER_LOGITS], labels, self._selects)
 
-        def of_online(rows: Tensor, first: int) -> Tensor:
+        def online_divergences(rows: Tensor, first: int) -> Tensor:
             return of_logits(teacher[first : first + len(rows)], rows, temperature, kind, shards)
 
-        return of_online
+        return online_divergences
 
-    def loss(self, output: Any, batch: Batch, of_labels: TokenLoss, trains: bool) -> Loss:
+    def loss(self, output: Any, batch: Batch, label_loss: TokenLoss, trains: bool) -> Loss:
         """Return the loss of a forward pass's output, with its parts by name.
 
         Args:
             output: what the model returned.
             batch: the micro-batch that `tokens` was called with.
-            of_labels: the loss of labels.
+            label_loss: the loss of labels.
             trains: as in `tokens`.
         """
         tokens, self._tokens = self._tokens, None
-        own = self._workload.criterion(output, batch, tokens or of_labels)
+        workload_loss = self._workload.criterion(output, batch, tokens or label_loss)
         if tokens is not None:
-            total, parts = own.total, tokens.parts
+            total, parts = workload_loss.total, tokens.parts
         else:
-            total, parts = self._of_classes(own, output, batch, trains)
-        sums = {name: (value.detach(), own.count) for name, value in parts.items()}
+            total, parts = self._classifier_loss(workload_loss, output, batch, trains)
+        sums = {name: (value.detach(), workload_loss.count) for name, value in parts.items()}
         if not trains:
             # An evaluation reports it as `loss` already.
-            sums.pop(LABEL_LOSS)  # which is the loss of an evaluation
-        result = replace(own, total=total, sums={**own.sums, **sums})
-        return self._with_inner(result, output, batch) if trains and output.shown else result
+            sums.pop(LABEL_LOSS)
+        result = replace(workload_loss, total=total, sums={**workload_loss.sums, **sums})
+        return self._with_hidden_losses(result, output, batch) if trains and output.shown else result
 
-    def _of_classes(
+    def _classifier_loss(
         self, loss: Loss, output: Any, batch: Batch, trains: bool
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """Return the weighted loss of a classifier, or of labels alone, and its parts."""
         parts = {LABEL_LOSS: loss.total}
         total = self._distill.labels * loss.total if trains else loss.total
         spec = self._distill.logits
-        if spec is None or not (self._is_of_classes and _is_taught(batch)):
+        if spec is None or not (self._is_classifier and _is_taught(batch)):
             return total, parts
-        of_sequence = self._head == "sequence"
-        student = (output.sentence if of_sequence else output.logits).flatten(0, -2)
-        labels = batch["sequence_labels" if of_sequence else "labels"].flatten()
+        is_sequence = self._head == "sequence"
+        student = (output.sentence if is_sequence else output.logits).flatten(0, -2)
+        labels = batch["sequence_labels" if is_sequence else "labels"].flatten()
         if TOP_TOKENS in batch:
-            each = of_top(_top(batch), student, spec.temperature, spec.divergence)
+            divergences = of_top(_top(batch), student, spec.temperature, spec.divergence)
         else:
             teacher = batch[TEACHER_LOGITS].flatten(0, -2)
-            each = of_logits(teacher, student, spec.temperature, spec.divergence)
-        parts[LOGIT_LOSS] = (each * (labels != IGNORED)).sum()
+            divergences = of_logits(teacher, student, spec.temperature, spec.divergence)
+        parts[LOGIT_LOSS] = (divergences * (labels != IGNORED)).sum()
         return (total + spec.weight * parts[LOGIT_LOSS] if trains else total), parts
 
-    def _with_inner(self, loss: Loss, output: Any, batch: Batch) -> Loss:
+    def _with_hidden_losses(self, loss: Loss, output: Any, batch: Batch) -> Loss:
         """Return the loss with the differences of hidden states and relations, which are means over samples."""
         assert self._shows is not None
         real = real_of(batch)
@@ -175,22 +175,22 @@ class Distilling:
         metrics = dict(loss.metrics)
         added = torch.zeros((), device=real.device)
         if hidden := self._distill.hidden:
-            each = [of_hidden(teacher, student, real) for teacher, student in pairs[:first]]
-            metrics[HIDDEN_LOSS] = torch.stack(each).sum()
+            differences = [of_hidden(teacher, student, real) for teacher, student in pairs[:first]]
+            metrics[HIDDEN_LOSS] = torch.stack(differences).sum()
             added = added + hidden.weight * metrics[HIDDEN_LOSS]
         if relations := self._distill.relations:
             kinds = [kind for kind, _ in self._shows.relations]
-            each = [
-                self._of_heads(*pair, real, kind == "scores")
+            differences = [
+                self._relation_difference(*pair, real, kind == "scores")
                 for pair, kind in zip(pairs[first:], kinds, strict=True)
             ]
-            metrics[RELATION_LOSS] = torch.stack(each).sum()
+            metrics[RELATION_LOSS] = torch.stack(differences).sum()
             added = added + relations.weight * metrics[RELATION_LOSS]
         metrics[EXTRA] = added
         extra = added if loss.extra is None else loss.extra + added
         return replace(loss, extra=extra, metrics={name: value.detach() for name, value in metrics.items()})
 
-    def _of_heads(self, teacher: Tensor, student: Tensor, real: Tensor, squared: bool) -> Tensor:
+    def _relation_difference(self, teacher: Tensor, student: Tensor, real: Tensor, squared: bool) -> Tensor:
         """Return the difference of relations, averaged over the heads of all tensor-parallel ranks."""
         # Heads are divided over tensor-parallel ranks, and the loss is a mean over all of them.
         result = reduce(of_relations(teacher, student, real, squared), self._tp)
@@ -220,6 +220,6 @@ def _aligned(teacher: Tensor, labels: Tensor, selects: bool) -> Tensor:
     if selects:
         return teacher[predicted]
     # A student that returns all rows: those without a label get zeros, and the labels mask them out of the sum.
-    rows = teacher.new_zeros(predicted.numel(), teacher.shape[-1])
-    rows[predicted.flatten()] = teacher
-    return rows
+    aligned = teacher.new_zeros(predicted.numel(), teacher.shape[-1])
+    aligned[predicted.flatten()] = teacher
+    return aligned

@@ -79,11 +79,11 @@ def _with_equal_bits(train: TrainSpec, layout: Layout) -> list[str]:
     ]
     if layout.zero:
         result.append("determinism bitwise sums gradients in a fixed tree; set zero to 0")
-    whole = train.global_batch // train.virtual_shards
-    if layout.micro_batch != whole or train.virtual_shards % layout.dp:
+    shard_size = train.global_batch // train.virtual_shards
+    if layout.micro_batch != shard_size or train.virtual_shards % layout.dp:
         result.append(
             f"determinism bitwise computes each of {train.virtual_shards} virtual shards alone; leave micro_batch "
-            f"out or set it to {whole}, on a number of workers that divides {train.virtual_shards}"
+            f"out or set it to {shard_size}, on a number of workers that divides {train.virtual_shards}"
         )
     return result
 

@@ -23,7 +23,7 @@ from orchestrator.parallel.device import Device
 from orchestrator.parallel.layout import SPLIT
 from orchestrator.parallel.mesh import Mesh, ProcessGroup
 from orchestrator.parallel.parameter_shard import Box, ParameterShard, boxes_of
-from orchestrator.parallel.parameters import Held
+from orchestrator.parallel.parameters import LocalParameter
 from orchestrator.parallel.tensor import RowLinear
 from workloads.adapters.lora import LoraLinear
 from workloads.hf.as_they_are.network import HuggingFaceNetwork
@@ -65,7 +65,7 @@ def shard_fully(model: nn.Module, blocks: Iterable[nn.Module], mesh: Mesh, zero:
     defers = mesh.layout.pp > 1 and mesh.layout.schedule in SPLIT
     shares = getattr(getattr(model, "config", None), "shared_layers", False)
     lowers = compute is torch.bfloat16 and free and not (defers or shares)
-    apart = list(_apart(model, blocks))
+    apart = list(_separate_blocks(model, blocks))
     if isinstance(model, OwnNetwork | HuggingFaceNetwork) and not defers:
         inside = {module for layer in apart for module in layer.modules()}
         for layer in apart:
@@ -99,7 +99,7 @@ def shard_fully(model: nn.Module, blocks: Iterable[nn.Module], mesh: Mesh, zero:
             module.set_force_sum_reduction_for_comms(True)
             if kind == "cpu":  # on a GPU collectives are queued, so their calls take no time
                 module.set_custom_all_gather(_TimedAllGather(mesh.shard))
-            module.set_custom_reduce_scatter(_SeenReduceScatter(mesh.shard))
+            module.set_custom_reduce_scatter(_TimedReduceScatter(mesh.shard))
 
 
 class _ZeroGradients:
@@ -123,9 +123,9 @@ class _ZeroGradients:
             if parameter is not None and parameter.requires_grad
         ]
         leaves, form = tree_flatten(output)
-        for place, leaf in enumerate(leaves):
+        for index, leaf in enumerate(leaves):
             if torch.is_grad_enabled() and isinstance(leaf, Tensor) and leaf.requires_grad:
-                leaves[place] = _WithZeros.apply(leaf, *trained)
+                leaves[index] = _WithZeros.apply(leaf, *trained)
                 return tree_unflatten(leaves, form)
         return output
 
@@ -151,14 +151,14 @@ def _without_views(_: nn.Module, __: Any, output: Any) -> Any:
     return tree_map_only(torch.Tensor, lambda tensor: tensor.clone() if tensor._is_view() else tensor, output)
 
 
-def _apart(model: nn.Module, blocks: Iterable[nn.Module]) -> Iterator[nn.Module]:
+def _separate_blocks(model: nn.Module, blocks: Iterable[nn.Module]) -> Iterator[nn.Module]:
     """Yield the blocks that share no parameter with a module outside of them."""
-    places = Counter(p for module in model.modules() for p in module._parameters.values() if p is not None)
+    uses = Counter(p for module in model.modules() for p in module._parameters.values() if p is not None)
     for block in blocks:
         inside = Counter(
             p for module in block.modules() for p in module._parameters.values() if p is not None
         )
-        if all(places[parameter] == count for parameter, count in inside.items()):
+        if all(uses[parameter] == count for parameter, count in inside.items()):
             yield block
 
 
@@ -190,23 +190,23 @@ class _TimedAllGather(DefaultAllGather):
     def __init__(self, group: ProcessGroup) -> None:
         self._timed = group
 
-    def __call__(self, *given: Any, **rest: Any) -> Any:
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """See FSDP2's own."""
         with self._timed.communicating():
-            return super().__call__(*given, **rest)
+            return super().__call__(*args, **kwargs)
 
 
-class _SeenReduceScatter(DefaultReduceScatter):
+class _TimedReduceScatter(DefaultReduceScatter):
     """FSDP2's reduce-scatter of gradients, timed as communication; its input is recorded in a verified step."""
 
     def __init__(self, group: ProcessGroup) -> None:
         self._timed = group
 
-    def __call__(self, output_tensor: Tensor, input_tensor: Tensor, *given: Any, **rest: Any) -> Any:
+    def __call__(self, output_tensor: Tensor, input_tensor: Tensor, *args: Any, **kwargs: Any) -> Any:
         """See FSDP2's own."""
         self._timed.sent(input_tensor)
         with self._timed.communicating():
-            return super().__call__(output_tensor, input_tensor, *given, **rest)
+            return super().__call__(output_tensor, input_tensor, *args, **kwargs)
 
 
 def _unsharded(module: nn.Module, mesh: Mesh, free: bool) -> set[nn.Parameter]:
@@ -242,14 +242,14 @@ def _device_mesh(mesh: Mesh, group: ProcessGroup, shard: ProcessGroup, device: s
 class Fsdp:
     """A `DataParallel` by FSDP2, which reduce-scatters gradients and sums them over the copies of the model."""
 
-    def __init__(self, models: Iterable[nn.Module], held: list[Held], mesh: Mesh) -> None:
+    def __init__(self, models: Iterable[nn.Module], parameters: list[LocalParameter], mesh: Mesh) -> None:
         self._models = list(models)
         self._has_copies = mesh.copies.size > 1
         self._data = mesh.data
         self._keeps_weights = mesh.layout.zero == 2
         self._parameters: list[nn.Parameter] = []
         self.shards: list[ParameterShard] = []
-        for h in held:
+        for h in parameters:
             local = local_of(h.parameter)
             if not local.numel():
                 continue
@@ -264,7 +264,7 @@ class Fsdp:
                     name=h.name,
                     cut=h.cut,
                     parameter=mine,
-                    boxes=_rows(h),
+                    boxes=_row_boxes(h),
                     replica_group=replicas,
                     counted=is_first and replicas.index == 0,
                     saved=is_first,
@@ -323,11 +323,11 @@ def reshard(model: nn.Module) -> None:
             module.reshard()
 
 
-def frozen_shards(held: Iterable[Held], mesh: Mesh) -> list[ParameterShard]:
+def frozen_shards(parameters: Iterable[LocalParameter], mesh: Mesh) -> list[ParameterShard]:
     """Return this rank's parts of the frozen parameters, which are neither counted in norms nor saved."""
     alone = ProcessGroup((mesh.rank,), 0, None)
     shards = []
-    for h in held:
+    for h in parameters:
         local = local_of(h.parameter)
         if not h.parameter.requires_grad and local.numel():
             mine = nn.Parameter(local, requires_grad=False)
@@ -336,7 +336,7 @@ def frozen_shards(held: Iterable[Held], mesh: Mesh) -> list[ParameterShard]:
                     name=h.name,
                     cut=h.cut,
                     parameter=mine,
-                    boxes=_rows(h),
+                    boxes=_row_boxes(h),
                     replica_group=alone,
                     counted=False,
                     saved=False,
@@ -350,14 +350,14 @@ def local_of(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.to_local().detach() if isinstance(tensor, DTensor) else tensor.detach()
 
 
-def _rows(held: Held) -> tuple[Box, ...]:
+def _row_boxes(local_parameter: LocalParameter) -> tuple[Box, ...]:
     """Return the boxes of this rank's rows: FSDP2 gives rank i the rows i x ceil(rows / ranks) and following."""
-    cut = held.cut
-    parameter = held.parameter
+    cut = local_parameter.cut
+    parameter = local_parameter.parameter
     if not isinstance(parameter, DTensor):
         return boxes_of(cut, 0, parameter.numel())
     ways = parameter.device_mesh.size(-1)
     index = parameter.device_mesh.get_local_rank(-1)
     first_row = -(-cut.extent[0] // ways) * index
-    row = parameter.numel() // cut.extent[0]  # elements of a row
-    return boxes_of(cut, first_row * row, first_row * row + local_of(parameter).numel())
+    row_size = parameter.numel() // cut.extent[0]  # elements of a row
+    return boxes_of(cut, first_row * row_size, first_row * row_size + local_of(parameter).numel())

@@ -58,7 +58,7 @@ class FullMatrices:
         for group, matrices in self._rounds():
             mine: Tensor | None = None
             for owner, (name, cut) in enumerate(matrices):
-                full = self._brought_to(owner, group, cut, self._part(name, part_of))
+                full = self._collected_on(owner, group, cut, self._part(name, part_of))
                 mine = full if group.index == owner else mine
             if mine is not None:  # each owner changes its own matrix; owners work in parallel
                 mine = self._over_tensor_ranks(mine, matrices[group.index][1], change)
@@ -92,7 +92,7 @@ class FullMatrices:
         shard = self._shards.get(name)
         return None if shard is None else (shard, part_of(shard))
 
-    def _brought_to(
+    def _collected_on(
         self, owner: int, group: ProcessGroup, cut: Cut, part: tuple[ParameterShard, Tensor] | None
     ) -> Tensor | None:
         """Return the full matrix on its `owner`, collected from each replica's `part`; None on other ranks."""
@@ -102,8 +102,8 @@ class FullMatrices:
         # Under HSDP every copy of the model has all boxes: one copy fills them, or the sum would count them several
         # times.
         if part is not None and self._mesh.copies.index == 0:
-            shard, given = part
-            for box, view in shard.views(given):
+            shard, values = part
+            for box, view in shard.views(values):
                 _of(box, cut, full).copy_(view)
         if self._is_sharded and group.size > 1:
             # Each replica fills its own boxes and leaves zeros elsewhere, so the sum assembles the matrix exactly.

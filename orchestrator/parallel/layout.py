@@ -200,9 +200,9 @@ def split_problems(layout: Layout, shape: ModelShape) -> list[str]:
         cut = {"tp": "tensors", "pp": "layers", "ep": "experts", "cp": "the sequence"}
         why = {"tp": shape.no_tensor_split, "pp": shape.no_pipeline_split}
         return [
-            f"{axis} {getattr(layout, axis)} divides {what}, and {why.get(axis) or shape.no_model_split}; "
+            f"{axis} {getattr(layout, axis)} divides {divided}, and {why.get(axis) or shape.no_model_split}; "
             f"set {axis} to 1"
-            for axis, what in cut.items()
+            for axis, divided in cut.items()
             if getattr(layout, axis) > 1
         ]
     if shape.no_tensor_split and layout.tp > 1:
@@ -265,12 +265,12 @@ def _tensor_split_problems(layout: Layout, shape: ModelShape) -> list[str]:
 
 def _cut_groups(tp: int, shape: ModelShape) -> list[str]:
     """Return the problem of a degree that divides rows of weights within a group that shares a scale."""
-    rows = [shape.feedforward, *([shape.heads * shape.head_size] if shape.heads_split else [])]
+    row_sizes = [shape.feedforward, *([shape.heads * shape.head_size] if shape.heads_split else [])]
     group = shape.quantised_group
     return [
         f"tp {tp} cuts rows of {size} weights within groups of {group}, which share a scale; lower tp, or choose a "
         "smaller quantize.group, or row"
-        for size in rows
+        for size in row_sizes
         if size % (tp * group)
     ][:1]
 
@@ -291,13 +291,13 @@ def _stage_problems(layout: Layout, shape: ModelShape) -> list[str]:
             f"first_less {layout.first_less} and last_less {layout.last_less} leave stage {number} of {stages} "
             f"none of the {layers} layers{ends}; lower them"
         ]
-    each = f", {layout.virtual} per rank under {layout.schedule}" if stages > layout.pp else ""
+    per_rank = f", {layout.virtual} per rank under {layout.schedule}" if stages > layout.pp else ""
     max_pp = layers // (stages // layout.pp) or 1
-    other = ", or the schedule 1f1b, with one stage per rank" if layout.pp <= layers and each else ""
+    other = ", or the schedule 1f1b, with one stage per rank" if layout.pp <= layers and per_rank else ""
     if shape.bare_ends and stages <= layers + 2:
         other += ", or set first_less and last_less to 1: the first and the last stage then have no layer"
     return [
-        f"pp {layout.pp} makes {stages} stages{each}, but the model can be cut into {layers}; "
+        f"pp {layout.pp} makes {stages} stages{per_rank}, but the model can be cut into {layers}; "
         f"choose pp up to {max_pp}{other}"
     ]
 
@@ -362,11 +362,11 @@ def batch_problems(layout: Layout, global_batch: int, even_shares: str = "") -> 
         global_batch: samples of a step.
         even_shares: why all data-parallel ranks must compute equally many samples; empty if they need not.
     """
-    micro_batches, rest = divmod(global_batch, layout.micro_batch)
+    micro_batches, remainder = divmod(global_batch, layout.micro_batch)
     if layout.engine == "deepspeed":
         even_shares = even_shares or "DeepSpeed counts the micro-batches of a step for all ranks"
-    if rest or micro_batches < layout.dp or (even_shares and micro_batches % layout.dp):
-        why = f" ({even_shares})" if even_shares and not rest and micro_batches >= layout.dp else ""
+    if remainder or micro_batches < layout.dp or (even_shares and micro_batches % layout.dp):
+        why = f" ({even_shares})" if even_shares and not remainder and micro_batches >= layout.dp else ""
         return [
             f"global_batch {global_batch} is not a multiple of {layout.dp} data-parallel ranks x "
             f"micro-batch {layout.micro_batch}{why}; choose a width or micro-batch that divides it"

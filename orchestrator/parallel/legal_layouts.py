@@ -69,10 +69,10 @@ def nearest(
         degrees = ("pp", "dp", "cp", "tp", "ep", "micro_batch")
         # Doubling or halving one degree is one step.
         steps = sum(abs(math.log2(getattr(other, d) / getattr(layout, d))) for d in degrees)
-        others = sum(
+        other_options = sum(
             getattr(other, d) != getattr(layout, d) for d in ("zero", "schedule", "sequence", "offload")
         )
-        return steps, others, str(other)
+        return steps, other_options, str(other)
 
     micros = micro_batches or sorted({1, layout.micro_batch, max(layout.micro_batch // 2, 1)})
     alternatives = (
@@ -120,12 +120,12 @@ def uneven(degrees: Layout, workers: int, global_batch: int, even_width: int) ->
     width = min(workers // (degrees.pp * degrees.cp * degrees.tp), global_batch)
     if width <= even_width or degrees.ep > 1:
         return []
-    micros = [each for each in divisors(global_batch) if each <= degrees.micro_batch]
+    micros = [micro for micro in divisors(global_batch) if micro <= degrees.micro_batch]
     result = [degrees.but(dp=width, micro_batch=micro, shard=0) for micro in reversed(micros)]
     return [
-        each.but(shard=shard_of(each, degrees.shard))
-        for each in result
-        if each.accumulation(global_batch) * each.micro_batch < global_batch // even_width
+        layout.but(shard=shard_of(layout, degrees.shard))
+        for layout in result
+        if layout.accumulation(global_batch) * layout.micro_batch < global_batch // even_width
     ]
 
 

@@ -138,8 +138,8 @@ class StepLosses:
         self.scale = 1.0
         self.arithmetic = NEWEST
         # A comparison has one loss per row, and GRPO's other weightings count answers. DAPO divides by tokens.
-        of_rows = self._compares or (self._rewarded is not None and self._rewarded.loss_type != "dapo")
-        labels_per_sample = 1 if of_rows else sequence_length
+        has_row_loss = self._compares or (self._rewarded is not None and self._rewarded.loss_type != "dapo")
+        labels_per_sample = 1 if has_row_loss else sequence_length
         # Any constant would do unless the loss has means, since the engine replaces it by the count. This one gives
         # gradients about their usual size, which fp16 needs.
         self.expected = float(global_batch * labels_per_sample)
@@ -258,8 +258,8 @@ class StepLosses:
         elif self._rewarded:
             labels = sum(int(batch[COUNTED].sum().round()) for batch in micro_batches)
         else:
-            of_spans = getattr(self._workload.config, "head", "") == "span"
-            labels = sum(_labels_in(batch, of_spans) for batch in micro_batches)
+            predicts_spans = getattr(self._workload.config, "head", "") == "span"
+            labels = sum(_labels_in(batch, predicts_spans) for batch in micro_batches)
         # fp64: a count must be exact, and fp32 ends at 2^24.
         total = torch.tensor([labels if is_first else 0], dtype=torch.float64)
         if self._layout.world > 1:
@@ -293,13 +293,13 @@ class StepLosses:
         """
         if self._compares or self._rewarded or self._label_logits is not None:
             return None
-        of_tokens: Callable[[Tensor, Tensor], Loss] = self._token_loss
+        token_loss: Callable[[Tensor, Tensor], Loss] = self._token_loss
         if self._distilling is not None:
-            of_tokens = self._distilling.tokens(batch, of_tokens, not self._is_evaluation)
+            token_loss = self._distilling.tokens(batch, token_loss, not self._is_evaluation)
         if self.arithmetic < Arithmetic.CHUNKED_HEAD or (self._is_evaluation and self._own_metrics):
             return None
         leaves_out = self._leaves_out and self.arithmetic >= Arithmetic.LABELLED_TOKENS
-        return ChunkedLoss(of_tokens, self._tokens_at_once, self._weighted, leaves_out)
+        return ChunkedLoss(token_loss, self._tokens_at_once, self._weighted, leaves_out)
 
     def _weighted(self, total: Tensor) -> Tensor:
         """Return what is differentiated for a sum of losses: total / expected x scale."""
@@ -358,10 +358,10 @@ class StepLosses:
         log_p = token_log_probabilities(output, batch, self._token_loss)
         log_p = log_p.where(batch["labels"] != IGNORED, 0.0)
         if self._mesh.cp.size > 1:
-            whole = log_p.new_zeros(len(log_p), log_p.shape[1] * self._mesh.cp.size)
+            full_rows = log_p.new_zeros(len(log_p), log_p.shape[1] * self._mesh.cp.size)
             # Each rank writes its positions into zeros [B, L] and the sum fills the gaps: all ranks get whole rows
             # with one all-reduce.
-            log_p = reduce(whole.scatter(1, batch[PLACES], log_p), self._mesh.cp)
+            log_p = reduce(full_rows.scatter(1, batch[PLACES], log_p), self._mesh.cp)
         self._by_token.append(log_p)
         return log_p.sum()
 
@@ -369,8 +369,8 @@ class StepLosses:
         """Stand in for the token loss: keep the logits [.., vocabulary] at the labels [..] that are not ignored."""
         assert self._label_logits is not None
         is_label = labels != IGNORED
-        whole = self._token_loss.whole(logits[is_label])
-        self._label_logits += zip(labels[is_label].tolist(), whole, strict=True)
+        full_logits = self._token_loss.full_logits(logits[is_label])
+        self._label_logits += zip(labels[is_label].tolist(), full_logits, strict=True)
         nothing = torch.zeros((), device=logits.device)
         return Loss(nothing, nothing)
 
@@ -477,7 +477,7 @@ class StepLosses:
         return self._names[self._is_evaluation]
 
 
-def _labels_in(batch: Batch, of_spans: bool = False) -> float:
+def _labels_in(batch: Batch, predicts_spans: bool = False) -> float:
     """Count the labels of a micro-batch as its loss does: the first and last token of a span count as one label, and so
     do all labels of a text that may have several.
     """
@@ -486,7 +486,7 @@ def _labels_in(batch: Batch, of_spans: bool = False) -> float:
         return 0
     # A regression's labels are numbers, and NaN marks a missing one.
     is_label = ~labels.isnan() if labels.is_floating_point() else labels != IGNORED
-    if of_spans or (labels.is_floating_point() and labels.dim() == 2):
+    if predicts_spans or (labels.is_floating_point() and labels.dim() == 2):
         is_label = is_label.all(-1)
     if LABEL_WEIGHTS in batch and not labels.is_floating_point():
         return float((batch[LABEL_WEIGHTS] * is_label).double().sum())

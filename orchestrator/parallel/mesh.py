@@ -90,13 +90,13 @@ class Mesh:
         everyone = tuple(range(layout.world))
         self._made: dict[tuple[int, ...], dist.ProcessGroup | None] = {everyone: dist.group.WORLD}
         self._counted: set[frozenset[int]] = set()
-        """Stages whose groups exist, see `of_stages`."""
+        """Stages whose groups exist, see `stage_group`."""
         pp, dp, cp, tp = (self.coordinate[axis] for axis in AXES)
         ep = layout.ep
         self.world = self._group(everyone)
         self.tp = self._group(layout.rank(pp=pp, dp=dp, cp=cp, tp=i) for i in range(layout.tp))
         self.cp = self._group(layout.rank(pp=pp, dp=dp, cp=i, tp=tp) for i in range(layout.cp))
-        self.pp = self.of_stages(frozenset(range(layout.pp)))
+        self.pp = self.stage_group(frozenset(range(layout.pp)))
 
         def replicas(numbers: Iterable[int]) -> Iterator[int]:
             """Yield the ranks of these replicas, which are numbered dp x cp + cp, for this rank's stage and shard."""
@@ -117,13 +117,13 @@ class Mesh:
         needs_handle = ep > 1 and self.copies.size > 1
         self.expert_shard = self._group(replicas(n for n in same_experts if n in copy), needs_handle)
 
-    def of_stages(self, pipeline_ranks: frozenset[int]) -> ProcessGroup:
+    def stage_group(self, pipeline_ranks: frozenset[int]) -> ProcessGroup:
         """Return the ranks of this pipeline with the given indices; this rank alone if it is not one of them."""
-        place = self.coordinate
-        mine = place["pp"]
+        coordinate = self.coordinate
+        mine = coordinate["pp"]
         is_member = mine in pipeline_ranks
         stages = sorted(pipeline_ranks) if is_member else [mine]
-        result = self._group(self.layout.rank(**{**place, "pp": stage}) for stage in stages)
+        result = self._group(self.layout.rank(**{**coordinate, "pp": stage}) for stage in stages)
         if len(pipeline_ranks) > 1 and not is_member and pipeline_ranks not in self._counted:
             # torch names a group by its ranks and the number of groups that the process has made. That number must not
             # differ between the members of a later group, so ranks outside of this group make a group of one rank.
@@ -140,18 +140,18 @@ class Mesh:
         """
         if device.type != "cuda":
             return
-        one = torch.ones(1, device=device)
+        probe = torch.ones(1, device=device)
         for handle in self._made.values():
             if handle is not None:
-                dist.all_reduce(one, dist.ReduceOp.MAX, group=handle)
-        one.item()  # waits, so that a failed connection is reported here
+                dist.all_reduce(probe, dist.ReduceOp.MAX, group=handle)
+        probe.item()  # waits, so that a failed connection is reported here
 
     def _group(self, ranks: Iterable[int], even_of_one: bool = False) -> ProcessGroup:
         """Return the group of these ranks, in ascending order, of which this rank is one.
 
         Only its members create a group. Each rank creates its groups in the same order of axes, so the members of a
         group that waits for one of them wait for a group of an earlier axis, and no circle of waiting ranks arises. All
-        groups of an axis have one size, so every rank has created as many groups as the others, see `of_stages`.
+        groups of an axis have one size, so every rank has created as many groups as the others, see `stage_group`.
 
         Args:
             ranks: its members.

@@ -32,13 +32,15 @@ class GlobalNorms:
         """
         first = dict(zip(counts, accumulate(counts.values(), initial=0), strict=False))
         entries = [[first[s.name] + n for n in _numbers(s)] for s in shards]
-        counted = [float(s.counted) for s, of_shard in zip(shards, entries, strict=True) for _ in of_shard]
+        counted = [
+            float(s.counted) for s, shard_entries in zip(shards, entries, strict=True) for _ in shard_entries
+        ]
         self._shards = shards
         self._size = sum(counts.values())
-        self._lengths = [len(of_shard) for of_shard in entries]
+        self._lengths = [len(shard_entries) for shard_entries in entries]
         # The vector's entry of each slice of this rank, and whether the slice counts (1.0) or is a copy (0.0).
-        self._places = torch.tensor(
-            [n for of_shard in entries for n in of_shard], dtype=torch.int64, device=device
+        self._entries = torch.tensor(
+            [n for shard_entries in entries for n in shard_entries], dtype=torch.int64, device=device
         )
         self._counted = torch.tensor(counted, dtype=torch.float64, device=device)
 
@@ -47,14 +49,14 @@ class GlobalNorms:
         # fp64: the order in which an all-reduce adds changes the sum far below the rounding of the fp32 result.
         squares = torch.zeros(self._size, dtype=torch.float64, device=self._counted.device)
         slices = [
-            each for shard, part in zip(self._shards, parts, strict=False) for each in shard.slices(part)
+            values for shard, part in zip(self._shards, parts, strict=False) for values in shard.slices(part)
         ]
         if slices:
             mine = torch.stack(torch._foreach_norm(slices)).to(squares).square() * self._counted
             # Several shards of a rank may belong to one parameter, as on tied stages, hence a sum and no assignment.
-            squares.index_add_(0, self._places, mine)
+            squares.index_add_(0, self._entries, mine)
         dist.all_reduce(squares)
-        return list(squares[self._places].sqrt().float().split(self._lengths))
+        return list(squares[self._entries].sqrt().float().split(self._lengths))
 
 
 def _numbers(shard: ParameterShard) -> Iterable[int]:

@@ -72,7 +72,7 @@ def check_sharding(
             either.
     """
     where, group = f"{workload.name}: cut over {ways} ranks by {by}", _Threads(ways)
-    whole = _whole(workload, model, batch)
+    expected = _undivided_result(workload, model, batch)
     styles = workload.sharding()
     results: list[tuple[Tensor, dict[str, Tensor]]] = []
     logits: list[Tensor] = []
@@ -84,8 +84,10 @@ def check_sharding(
             part, cuts = _part(model, styles, tp)
             loss = workload.loss(part, batch).total
             loss.backward()
-            held = {n: p.grad for n, p in part.named_parameters() if p.grad is not None}
-            results.append((loss.detach(), {n: _placed(grad, cuts[n], index) for n, grad in held.items()}))
+            gradients = {n: p.grad for n, p in part.named_parameters() if p.grad is not None}
+            results.append(
+                (loss.detach(), {n: _placed(grad, cuts[n], index) for n, grad in gradients.items()})
+            )
             if continues:
                 logits.append(_logits(workload.name, part, batch))
         except Exception as error:  # whatever the user's code raises
@@ -102,7 +104,7 @@ def check_sharding(
         raise WorkloadError(f"{where}, its loss fails ({_line(first)})")
     added = {
         key: sum((parts[key] for _, parts in results if key in parts), torch.zeros_like(gradient))
-        for key, gradient in whole[1].items()
+        for key, gradient in expected[1].items()
     }
     hints = ("", "")
     if by == SHARDING:
@@ -110,7 +112,7 @@ def check_sharding(
             "; split a layer that returns several things side by side (query, key and value) into several layers",
             "; if its module reads the output of a column-cut layer, give it the style shared",
         )
-    _check_same(where, whole, [loss for loss, _ in results], added, hints)
+    _check_same(where, expected, [loss for loss, _ in results], added, hints)
     if continues:
         _check_logits(where, workload.name, _logits(workload.name, model, batch), logits)
 
@@ -122,14 +124,14 @@ def _logits(name: str, model: nn.Module, batch: Batch) -> Tensor:
         return next_logits(name, model.network, batch["tokens"][:1])
 
 
-def _check_logits(where: str, name: str, whole: Tensor, parts: Sequence[Tensor]) -> None:
+def _check_logits(where: str, name: str, expected: Tensor, parts: Sequence[Tensor]) -> None:
     """Raise WorkloadError if the logits of a rank are not those of the undivided model."""
     for part in parts:
-        if part.shape != whole.shape:
-            what = f"its logits have {part.shape[-1]} columns, and {whole.shape[-1]} whole"
+        if part.shape != expected.shape:
+            problem = f"its logits have {part.shape[-1]} columns, and {expected.shape[-1]} whole"
             hint = "compute them by an nn.Linear with the style vocabulary"
-            raise WorkloadError(f"{where}, {what}; {hint}")
-        if not is_same_choice(name, whole, part):
+            raise WorkloadError(f"{where}, {problem}; {hint}")
+        if not is_same_choice(name, expected, part):
             raise WorkloadError(f"{where}, its logits differ; compute them by the layers that the loss uses")
 
 
@@ -137,15 +139,15 @@ def check_layers(workload: Workload, model: nn.Module, batch: Batch) -> None:
     """Raise WorkloadError if cutting `model`, a class of transformers, into one-layer stages changes its loss or a
     gradient.
     """
-    where, whole = f"{workload.name}: cut between its layers", _whole(workload, model, batch)
+    where, expected = f"{workload.name}: cut between its layers", _undivided_result(workload, model, batch)
     try:
         loss, gradients = _by_layers(workload, model, batch)
     except Exception as error:  # classes of transformers raise any kind of error
         raise WorkloadError(f"{where}, its loss fails ({_line(error)})") from None
-    _check_same(where, whole, [loss], gradients)
+    _check_same(where, expected, [loss], gradients)
 
 
-def _whole(workload: Workload, model: nn.Module, batch: Batch) -> tuple[float, dict[str, Tensor]]:
+def _undivided_result(workload: Workload, model: nn.Module, batch: Batch) -> tuple[float, dict[str, Tensor]]:
     """Return the loss and the gradients of the undivided model. Its own gradients are cleared, because it is copied."""
     model.zero_grad(set_to_none=True)
     loss = workload.loss(model, batch).total
@@ -157,28 +159,28 @@ def _whole(workload: Workload, model: nn.Module, batch: Batch) -> tuple[float, d
 
 def _check_same(
     where: str,
-    whole: tuple[float, dict[str, Tensor]],
+    expected: tuple[float, dict[str, Tensor]],
     losses: Sequence[Tensor],
-    found: Mapping[str, Tensor],
+    summed: Mapping[str, Tensor],
     hints: tuple[str, str] = ("", ""),
 ) -> None:
     """Raise WorkloadError if a loss or a gradient differs from that of the undivided model.
 
     Args:
         where: beginning of the message.
-        whole: loss and gradients of the undivided model.
+        expected: loss and gradients of the undivided model.
         losses: losses of the ranks.
-        found: gradients, summed over the ranks.
+        summed: gradients, summed over the ranks.
         hints: ends of the message for a loss and for a gradient.
     """
-    total, gradients = whole
+    total, gradients = expected
     for loss in losses:
         if not abs(float(loss) - total) <= CLOSE * abs(total) + 1e-6:
             raise WorkloadError(f"{where}, its loss is {float(loss):.6g}, and {total:.6g} whole{hints[0]}")
     # A gradient that is near zero consists of rounding errors, so the largest norm bounds the absolute error.
     largest = max((float(g.norm()) for g in gradients.values()), default=0.0)
     for name, gradient in gradients.items():
-        other = found.get(name, torch.zeros_like(gradient))
+        other = summed.get(name, torch.zeros_like(gradient))
         if not float((other - gradient).norm()) <= CLOSE * float(gradient.norm()) + 1e-5 * largest:
             raise WorkloadError(f"{where}, the gradient of {name} differs{hints[1]}")
 
@@ -262,12 +264,12 @@ def _check_declaration(
     model = make()
     if workload.config.stages:
         check_stages(workload, batch)
-        check_handed(workload, model, batch)
+        check_stage_outputs(workload, model, batch)
     # A job without tensor parallelism may have logits that no cut supports.
     says = continues and workload.config.gives_logits and "tokens" in batch
     is_cut = parallel == "auto" or parallel.tp > 1
-    for each in sorted(ways):
-        check_sharding(workload, model, batch, each, continues=says and is_cut)
+    for count in sorted(ways):
+        check_sharding(workload, model, batch, count, continues=says and is_cut)
 
 
 def min_cut(workload: OwnWorkload) -> int:
@@ -281,7 +283,7 @@ def min_cut(workload: OwnWorkload) -> int:
     return next((n for n in range(2, cut + 1) if cut % n == heads % n == 0), 1)
 
 
-def check_handed(workload: OwnWorkload, model: nn.Module, batch: Batch) -> None:
+def check_stage_outputs(workload: OwnWorkload, model: nn.Module, batch: Batch) -> None:
     """Raise WorkloadError if the stages of a model do not compute the same loss as its own `loss`.
 
     Raises it also if the output of the first stage has no gradient.
@@ -293,10 +295,10 @@ def check_handed(workload: OwnWorkload, model: nn.Module, batch: Batch) -> None:
             f"{workload.name}: the first module of stages() hands on what no parameter has a part in; the others read "
             "that from the batch"
         )
-    own: Callable[[Batch], Any] | None = getattr(model.network, "loss", None)
-    if not callable(own):
+    own_loss: Callable[[Batch], Any] | None = getattr(model.network, "loss", None)
+    if not callable(own_loss):
         return
-    result = own(batch)
+    result = own_loss(batch)
     losses = result[0] if isinstance(result, tuple) else result
     theirs = model(batch).losses
     if losses.shape != theirs.shape or not torch.allclose(losses, theirs, rtol=CLOSE, atol=1e-5):
@@ -305,9 +307,11 @@ def check_handed(workload: OwnWorkload, model: nn.Module, batch: Batch) -> None:
         )
 
 
-def _part(whole: nn.Module, styles: Mapping[str, str], tp: ProcessGroup) -> tuple[nn.Module, dict[str, Cut]]:
+def _part(
+    full_model: nn.Module, styles: Mapping[str, str], tp: ProcessGroup
+) -> tuple[nn.Module, dict[str, Cut]]:
     """Return a rank's part of the model, and where each of its tensors is in the whole."""
-    model = copy.deepcopy(whole)
+    model = copy.deepcopy(full_model)
     mesh = cast(Mesh, SimpleNamespace(tp=tp, layout=SimpleNamespace(sequence=False)))
     cuts = {n: cut_of(n, p.shape, styles, mesh) for n, p in model.named_parameters()}
     parts = {
@@ -324,10 +328,10 @@ def _part(whole: nn.Module, styles: Mapping[str, str], tp: ProcessGroup) -> tupl
 
 def _placed(gradient: Tensor, cut: Cut, index: int) -> Tensor:
     """Return a rank's contribution to the full gradient. The contributions of all ranks add up to it."""
-    whole = gradient.new_zeros(cut.shape)
+    full = gradient.new_zeros(cut.shape)
     if cut.over_tp or cut.partial or index == 0:
-        whole[cut.slices()] = gradient
-    return whole
+        full[cut.slices()] = gradient
+    return full
 
 
 def _line(error: Exception) -> str:
@@ -339,13 +343,13 @@ class _Threads:
 
     def __init__(self, ways: int) -> None:
         self.ways, self.barrier = ways, threading.Barrier(ways, timeout=SECONDS)
-        self.given: list[Tensor | None] = [None] * ways
+        self.tensors: list[Tensor | None] = [None] * ways
 
     def everyone(self, index: int, mine: Tensor) -> list[Tensor]:
         """Return the tensors of all ranks, in rank order."""
-        self.given[index] = mine.detach().clone()
+        self.tensors[index] = mine.detach().clone()
         self.barrier.wait()
-        result = [cast(Tensor, each) for each in self.given]
+        result = [cast(Tensor, tensor) for tensor in self.tensors]
         self.barrier.wait()
         return result
 

@@ -46,13 +46,13 @@ def _divided(module: nn.Module, style: str | None, parent: nn.Module, tp: Proces
     if style in ("column", "vocab", "joined") and linear:
         module.register_forward_pre_hook(copy_first(tp))
     if style == "vocab" and isinstance(module, nn.Linear):
-        module.register_forward_hook(_whole(module.out_features, tp))
+        module.register_forward_hook(_gather_outputs(module.out_features, tp))
     elif style == "joined" and linear:
         module.register_forward_hook(lambda _, __, out: join(out, -1, tp))
     elif style == "row" and type(module) is nn.Linear:
-        row = RowLinear(module, tp, False)
-        row.register_forward_pre_hook(_own_part(module.in_features, tp))
-        return row
+        row_linear = RowLinear(module, tp, False)
+        row_linear.register_forward_pre_hook(_own_part(module.in_features, tp))
+        return row_linear
     elif style == "row" and isinstance(module, LoraLinear):
         sum_rows(module, tp, False)
         module.register_forward_pre_hook(_own_part(module.lora_a.weight.shape[1] * tp.size, tp))
@@ -87,8 +87,8 @@ def _own_experts(experts: nn.Module, tp: ProcessGroup) -> None:
     parallelism.
     """
     count = int(experts.num_experts)  # type: ignore[arg-type]
-    start, own = span(count, tp.index, tp.size)
-    experts.num_experts = own  # type: ignore[assignment]
+    start, local_count = span(count, tp.index, tp.size)
+    experts.num_experts = local_count  # type: ignore[assignment]
     experts._is_expert_parallel = True  # type: ignore[assignment]
     signature = inspect.signature(experts.forward)
 
@@ -98,16 +98,17 @@ def _own_experts(experts: nn.Module, tp: ProcessGroup) -> None:
         hidden, chosen, weights = signature.bind(*args, **named).arguments.values()
         if chosen.shape != weights.shape or chosen.is_floating_point():
             raise WorkloadError("its experts are called in an unknown way")
-        mine = (chosen >= start) & (chosen < start + own)
-        # Index `own` is one beyond the last local expert: the stack skips such choices, and their weights become zero.
-        local = torch.where(mine, chosen - start, own)
+        mine = (chosen >= start) & (chosen < start + local_count)
+        # Index `local_count` is one beyond the last local expert: the stack skips such choices, and their weights
+        # become zero.
+        local = torch.where(mine, chosen - start, local_count)
         return (copy(hidden, tp), local, copy(weights, tp) * mine), {}
 
     experts.register_forward_pre_hook(enter, with_kwargs=True)
     experts.register_forward_hook(lambda _, __, out: reduce(out, tp))
 
 
-def _whole(size: int | Any, tp: ProcessGroup) -> Callable[..., Tensor]:
+def _gather_outputs(size: int | Any, tp: ProcessGroup) -> Callable[..., Tensor]:
     """Return a hook that gathers `size` outputs over the ranks, whose parts may differ by one in size."""
     parts = [span(size, index, tp.size)[1] for index in range(tp.size)]
     widest = max(parts)
@@ -117,6 +118,6 @@ def _whole(size: int | Any, tp: ProcessGroup) -> Callable[..., Tensor]:
             return join(out, -1, tp)
         # all-gather needs equal sizes: pad each part to the widest, and cut the padding off afterwards.
         every = join(F.pad(out, (0, widest - out.shape[-1])), -1, tp).split(widest, -1)
-        return torch.cat([each[..., :part] for each, part in zip(every, parts, strict=True)], -1)
+        return torch.cat([output[..., :part] for output, part in zip(every, parts, strict=True)], -1)
 
     return hook

@@ -20,7 +20,7 @@ from orchestrator.parallel.low_precision import fake_quantise, keep_in_4_bits, m
 from orchestrator.parallel.mesh import Mesh
 from orchestrator.parallel.offload import Offload
 from orchestrator.parallel.parameter_shard import DataParallel, ParameterShard
-from orchestrator.parallel.parameters import Held, held_by
+from orchestrator.parallel.parameters import LocalParameter, local_parameters
 from orchestrator.parallel.partition import Cut
 from orchestrator.parallel.recompute import recompute
 from orchestrator.parallel.stage_models import plain_stage, stages_with
@@ -55,7 +55,7 @@ class Parallel:
     def weights(self) -> list[Tensor]:
         """Return the memory of this rank's parameters and of its weights in 4 bits."""
         parameters = [local_of(p) for stage in self.stages for p in stage.parameters()]
-        return parameters + [each for _, weight in self.quantised.values() for each in weight.buffers()]
+        return parameters + [buffer for _, weight in self.quantised.values() for buffer in weight.buffers()]
 
     def gradients(self) -> list[Tensor]:
         """Return the memory of the parameters' gradients."""
@@ -82,7 +82,7 @@ def parallelize(
     """
     stages_by_name = stages_with(workload, layout)
     stages: list[nn.Module] = []
-    every: list[Held] = []
+    every: list[LocalParameter] = []
     quantised: dict[str, tuple[Cut, QuantisedWeight]] = {}
     for number in layout.stages_of(mesh.coordinate["pp"]):
         model = plain_stage(workload, layout, number)
@@ -97,32 +97,34 @@ def parallelize(
             if isinstance(module, QuantisedWeight)
         }
         earlier = {name for name, numbers in stages_by_name.items() if numbers[0] < number}
-        every += held_by(stage, cuts, earlier)
-    held = [h for h in every if h.parameter.requires_grad]
+        every += local_parameters(stage, cuts, earlier)
+    trained = [h for h in every if h.parameter.requires_grad]
     # Sorted by name, because all ranks must create the groups in the same order.
     tied_ranks = {
         name: frozenset(layout.pipeline_rank_of(number) for number in stages_by_name[name])
         for name in sorted(stages_by_name)
         if len(stages_by_name[name]) > 1 and name not in workload.frozen
     }
-    shared = TiedGradients(held, mesh, {name: mesh.of_stages(ranks) for name, ranks in tied_ranks.items()})
+    shared = TiedGradients(
+        trained, mesh, {name: mesh.stage_group(ranks) for name, ranks in tied_ranks.items()}
+    )
     # Buckets may be reduced during the backward pass only if nothing adds to a gradient after it: a schedule decides
     # itself which micro-batch is last, and tied gradients are summed over stages first.
     overlap = layout.pp == 1 and not shared.any
     sharded = layout.zero if mesh.data.size > 1 else 0
     data: DataParallel
     if train.determinism == "bitwise":
-        data = DeterministicReduction(held, mesh, device.device)
+        data = DeterministicReduction(trained, mesh, device.device)
     elif sharded >= 2:
-        data = Fsdp(stages, held, mesh)
+        data = Fsdp(stages, trained, mesh)
     elif sharded == 1:
-        data = Zero1(held, mesh, overlap)
+        data = Zero1(trained, mesh, overlap)
     else:
-        data = Ddp(held, mesh, overlap)
+        data = Ddp(trained, mesh, overlap)
     data = data if layout.offload == "none" else Offload(data)
     return Parallel(
         stages=stages,
-        cuts={h.name: h.cut for h in held},
+        cuts={h.name: h.cut for h in trained},
         shared=shared,
         data=data,
         frozen=frozen_shards(every, mesh),

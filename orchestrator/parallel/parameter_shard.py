@@ -115,23 +115,23 @@ def boxes_of(cut: Cut, begin: int, end: int) -> tuple[Box, ...]:
         offset = sum(box.size for box in boxes)
         boxes.append(Box(tuple(a + b for a, b in zip(cut.start, start, strict=True)), extent, offset))
 
-    def walk(prefix: tuple[int, ...], rest: tuple[int, ...], low: int, high: int) -> None:
+    def walk(prefix: tuple[int, ...], sizes: tuple[int, ...], low: int, high: int) -> None:
         if low >= high:
             return
-        ones = (1,) * len(prefix)
-        if low == 0 and high == math.prod(rest):
-            add((*prefix, *(0 for _ in rest)), (*ones, *rest))
+        unit = (1,) * len(prefix)
+        if low == 0 and high == math.prod(sizes):
+            add((*prefix, *(0 for _ in sizes)), (*unit, *sizes))
             return
-        row = math.prod(rest[1:])
-        first, last = -(-low // row), high // row
+        row_size = math.prod(sizes[1:])
+        first, last = -(-low // row_size), high // row_size
         if first > last:  # within one row
-            walk((*prefix, last), rest[1:], low - last * row, high - last * row)
+            walk((*prefix, last), sizes[1:], low - last * row_size, high - last * row_size)
             return
-        if low < first * row:
-            walk((*prefix, first - 1), rest[1:], low - (first - 1) * row, row)
+        if low < first * row_size:
+            walk((*prefix, first - 1), sizes[1:], low - (first - 1) * row_size, row_size)
         if last > first:
-            add((*prefix, first, *(0 for _ in rest[1:])), (*ones, last - first, *rest[1:]))
-        walk((*prefix, last), rest[1:], 0, high - last * row)
+            add((*prefix, first, *(0 for _ in sizes[1:])), (*unit, last - first, *sizes[1:]))
+        walk((*prefix, last), sizes[1:], 0, high - last * row_size)
 
     walk((), cut.extent, begin, end)
     return tuple(boxes)

@@ -13,7 +13,7 @@ from orchestrator.parallel.partition import Cut, cut_of
 
 
 @dataclass(frozen=True)
-class Held:
+class LocalParameter:
     """A parameter of this rank under its canonical name.
 
     `original` is False if an earlier pipeline stage holds the parameter too (a tied embedding, a relative bias). Both
@@ -37,13 +37,15 @@ def cut_parameters(
         if cut.extent != tuple(parameter.shape):
             parts[parameter] = nn.Parameter(torch.empty(cut.extent, device="meta"), parameter.requires_grad)
     for module in model.modules():
-        for leaf, whole in module._parameters.items():
-            if whole is not None and whole in parts:
-                module._parameters[leaf] = parts[whole]
+        for leaf, full in module._parameters.items():
+            if full is not None and full in parts:
+                module._parameters[leaf] = parts[full]
     return cuts
 
 
-def held_by(model: nn.Module, cuts: Mapping[str, Cut], elsewhere: Container[str]) -> Iterator[Held]:
+def local_parameters(
+    model: nn.Module, cuts: Mapping[str, Cut], elsewhere: Container[str]
+) -> Iterator[LocalParameter]:
     """Yield the parameters of a model under canonical names; `elsewhere` has the names that an earlier stage holds."""
     for name, parameter in model.named_parameters():
-        yield Held(name, parameter, cuts[name], name not in elsewhere)
+        yield LocalParameter(name, parameter, cuts[name], name not in elsewhere)

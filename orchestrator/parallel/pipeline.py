@@ -129,8 +129,8 @@ class _Linear(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         (x,) = ctx.saved_tensors
         ctx.wait((x, gradient, ctx.weight, ctx.bias))
-        of_input = float8.backward if ctx.in_8_bits else _gradient_of_input
-        return of_input(gradient, ctx.weight), None, None, None, None
+        input_gradient = float8.backward if ctx.in_8_bits else _gradient_of_input
+        return input_gradient(gradient, ctx.weight), None, None, None, None
 
 
 def _gradient_of_input(gradient: Tensor, weight: Tensor) -> Tensor:
@@ -171,8 +171,8 @@ class Stage(PipelineStage):
     waited for at the end of the step.
     """
 
-    def __init__(self, *given: Any, sends_alone: bool, among: ProcessGroup, **named: Any) -> None:
-        super().__init__(*given, **named)
+    def __init__(self, *args: Any, sends_alone: bool, among: ProcessGroup, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
         self._sends_alone = sends_alone
         self._among = among
         # P2P works own their tensors until they are waited for, so an entry here keeps an output [B, L, hidden] in
@@ -245,20 +245,20 @@ class Stage(PipelineStage):
         self._allocate(tuple(info for info, gradient in infos if gradient is None))
         super().set_local_bwd_input(next_stage_bwd_outputs, mb_index)
 
-    def forward_one_chunk(self, fwd_chunk_id: int, *given: Any, **named: Any) -> Any:
+    def forward_one_chunk(self, fwd_chunk_id: int, *args: Any, **kwargs: Any) -> Any:
         """Run the forward pass of a micro-batch. Autograd holds its input from here on, so the buffer is dropped."""
         self._see_arrived(self.args_recv_info[fwd_chunk_id])
-        output = super().forward_one_chunk(fwd_chunk_id, *given, **named)
+        output = super().forward_one_chunk(fwd_chunk_id, *args, **kwargs)
         _free(self.args_recv_info[fwd_chunk_id])
         for tensor in output if isinstance(output, tuple) else (output,):
             self._among.sent(tensor)
         return output
 
-    def backward_one_chunk(self, bwd_chunk_id: int, *given: Any, **named: Any) -> None:
+    def backward_one_chunk(self, bwd_chunk_id: int, *args: Any, **kwargs: Any) -> None:
         """Run the backward pass of a micro-batch, and drop its output and the gradient's buffer."""
         if self.has_backward and not self.is_last:
             self._see_arrived(self.grad_recv_info[bwd_chunk_id])
-        super().backward_one_chunk(bwd_chunk_id, *given, **named)
+        super().backward_one_chunk(bwd_chunk_id, *args, **kwargs)
         for gradient in self.bwd_cache.get(bwd_chunk_id, ()):
             if gradient is not None:
                 self._among.sent(gradient)
@@ -330,8 +330,8 @@ class Pipeline:
         self._device = device
         self._clock = clock
         # Ranks that differ in the other axes run the same actions, so one pipeline records them for a timeline.
-        others = (mesh.coordinate[axis] for axis in mesh.coordinate if axis != "pp")
-        self._is_recorded = not any(others)
+        other_indices = (mesh.coordinate[axis] for axis in mesh.coordinate if axis != "pp")
+        self._is_recorded = not any(other_indices)
         self._between = between_stages(
             workload.config,
             ways=mesh.tp.size if layout.sequence else 1,
@@ -341,7 +341,7 @@ class Pipeline:
         self._numbers = layout.stages_of(mesh.coordinate["pp"])
         # The micro-batches of the running step, and for each stage the ones that it has not yet run.
         self._batches: list[Batch] = []
-        self._turns: dict[int, Iterator[Batch]] = {}
+        self._remaining: dict[int, Iterator[Batch]] = {}
         # Schedules with their stages, and what enters each stage, by shapes of a batch.
         self._schedules: dict[tuple[Any, ...], tuple[Any, list[Stage]]] = {}
         self._entering: dict[tuple[Any, ...], tuple[Tensor, ...]] = {}
@@ -388,11 +388,11 @@ class Pipeline:
     def _begin(self, micro_batches: Sequence[Batch]) -> None:
         self._batches = [self._losses.prepare(batch) for batch in micro_batches]
         # Every schedule takes a stage's forward passes in the order of the micro-batches.
-        self._turns = {number: iter(self._batches) for number in self._numbers}
+        self._remaining = {number: iter(self._batches) for number in self._numbers}
 
     def _end(self) -> None:
         self._batches = []
-        self._turns = {}
+        self._remaining = {}
 
     def _exchange(
         self, tick: int, outputs: Mapping[int, tuple[Tensor, ...]]
@@ -435,7 +435,7 @@ class Pipeline:
         first, last = number == 0, number == self._layout.stages - 1
 
         def run(*received: Tensor) -> Tensor | tuple[Tensor, ...]:
-            batch = next(self._turns[number])
+            batch = next(self._remaining[number])
             # Received tensors are leaves that need gradients. Autocast would take them for weights and keep their casts
             # until the step ends; a view is no leaf.
             received = tuple(tensor.view_as(tensor) for tensor in received)
@@ -503,13 +503,13 @@ class Pipeline:
         `kind` is F, B or W. A backward pass of the inputs alone is recorded as I.
         """
 
-        def run(part: int, *given: Any, **rest: Any) -> Any:
+        def run(part: int, *args: Any, **kwargs: Any) -> Any:
             timeline = self._clock.timeline
             if timeline is None or not self._is_recorded:
-                return call(part, *given, **rest)
+                return call(part, *args, **kwargs)
             started = timeline.now()
-            output = call(part, *given, **rest)
-            is_inputs_alone = kind == "B" and not rest.get("full_backward", True)
+            output = call(part, *args, **kwargs)
+            is_inputs_alone = kind == "B" and not kwargs.get("full_backward", True)
             timeline.add("I" if is_inputs_alone else kind, stage, part, started)
             return output
 

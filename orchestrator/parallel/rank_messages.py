@@ -21,7 +21,7 @@ class Agreed:
         stop: whether any rank was asked to stop.
         failures: maximum over ranks of failed saves in a row.
         ready: whether all ranks are ready for a snapshot.
-        held: the step of the last snapshot that every rank has made, -1 before one; see `Saver.held`.
+        snapshot_step: the step of the last snapshot that every rank has made, -1 before one; see `Saver.held`.
         failed_steps: `Saver.failed_step` of each rank.
         busy: seconds that each rank computed without waiting for others.
         memory: peak bytes of each rank.
@@ -31,7 +31,7 @@ class Agreed:
     stop: bool
     failures: int
     ready: bool
-    held: int
+    snapshot_step: int
     failed_steps: tuple[int, ...]
     busy: tuple[float, ...]
     memory: tuple[int, ...]
@@ -42,26 +42,26 @@ def agree(
     stop: bool,
     failures: int = 0,
     ready: bool = True,
-    held: int = -1,
+    snapshot_step: int = -1,
     failed_step: int = -1,
     busy: float = 0.0,
     memory: int = 0,
 ) -> Agreed:
     """Combine every rank's values; all ranks call it together."""
-    values = [digest, int(stop), failures, int(ready), held, failed_step, int(busy * 1e6), memory]
+    values = [digest, int(stop), failures, int(ready), snapshot_step, failed_step, int(busy * 1e6), memory]
     mine = torch.tensor(values, dtype=torch.int64)
     everyone = mine
     if (world := dist.get_world_size()) > 1:
         everyone = torch.empty(world * len(mine), dtype=torch.int64)
         dist.all_gather_single(everyone, mine)
     columns = everyone.view(-1, len(mine)).T.tolist()
-    digests, stops, failed, readies, held_steps, failed_steps, busies, memories = columns
+    digests, stops, failed, readies, snapshot_steps, failed_steps, busies, memories = columns
     return Agreed(
         digest=add(digests),
         stop=any(stops),
         failures=max(failed),
         ready=all(readies),
-        held=min(held_steps),
+        snapshot_step=min(snapshot_steps),
         failed_steps=tuple(failed_steps),
         busy=tuple(microseconds / 1e6 for microseconds in busies),
         memory=tuple(memories),

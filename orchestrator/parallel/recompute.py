@@ -57,16 +57,16 @@ def recompute(blocks: Sequence[nn.Module], layout: Layout, compiled: bool = Fals
         # FSDP2 names what it does in experts within a layer for profilers, more often where they are computed again.
         SAC_IGNORED_OPS.update(PROFILED)
         options["context_fn"] = partial(create_selective_checkpoint_contexts, _policy)
-    own = _OwnCode()
+    own_code = _OwnCode()
     for layer in blocks[:recomputed]:
         # The compiled code is inside the checkpoint: torch compiles neither a checkpoint nor the code around it. With
         # static shapes both passes run the same program; a program for all shapes, compiled between the two passes,
         # would save other tensors.
-        forward = torch.compile(own.of(layer), dynamic=False) if compiled else layer.forward
-        if dropouts := [each for each in layer.modules() if isinstance(each, CountedDropout)]:
-            layer.forward = partial(_of_micro_batch, forward, dropouts, options)
+        forward = torch.compile(own_code.of(layer), dynamic=False) if compiled else layer.forward
+        if dropouts := [module for module in layer.modules() if isinstance(module, CountedDropout)]:
+            layer.forward = partial(_checkpoint_with_dropout, forward, dropouts, options)
             continue
-        layer.forward = partial(checkpoint, partial(_with_own_casts, forward), **options)
+        layer.forward = partial(checkpoint, partial(_without_cast_cache, forward), **options)
 
 
 class _OwnCode:
@@ -93,51 +93,51 @@ class _OwnCode:
         return MethodType(copied, layer)
 
 
-def _of_micro_batch(
+def _checkpoint_with_dropout(
     forward: Callable[..., Any],
     dropouts: Sequence[CountedDropout],
     options: dict[str, Any],
-    *given: Any,
-    **named: Any,
+    *args: Any,
+    **kwargs: Any,
 ) -> Any:
     """Run a block with dropout under recomputation.
 
     The keys of its dropouts depend on the micro-batch. A later micro-batch may set new ones before this block is
     recomputed, so they are passed as an argument, which the checkpoint keeps.
     """
-    inside = partial(_with_own_casts, partial(_of_rows, forward, dropouts))
-    return checkpoint(inside, dropouts[0].rows, *given, **options, **named)
+    inside = partial(_without_cast_cache, partial(_forward_with_rows, forward, dropouts))
+    return checkpoint(inside, dropouts[0].rows, *args, **options, **kwargs)
 
 
-def _of_rows(
+def _forward_with_rows(
     forward: Callable[..., Any],
     dropouts: Sequence[CountedDropout],
     rows: torch.Tensor | None,
-    *given: Any,
-    **named: Any,
+    *args: Any,
+    **kwargs: Any,
 ) -> Any:
-    for each in dropouts:
-        each.rows = rows
-    return forward(*given, **named)
+    for dropout in dropouts:
+        dropout.rows = rows
+    return forward(*args, **kwargs)
 
 
-def _with_own_casts(forward: Callable[..., Any], *given: Any, **named: Any) -> Any:
+def _without_cast_cache(forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """Run a block without autocast's cache of casts.
 
     Several blocks may read one tensor (an encoder's output, shared weights). With the cache only the first of them
     casts it in the forward pass, but each does when it is recomputed. Selective recomputation matches the operators of
     both passes by counting them, so their numbers must be equal.
     """
-    kind = next(each for each in tree_leaves((given, named)) if isinstance(each, torch.Tensor)).device.type
+    kind = next(leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)).device.type
     with torch.autocast(
         kind, torch.get_autocast_dtype(kind), torch.is_autocast_enabled(kind), cache_enabled=False
     ):
-        return forward(*given, **named)
+        return forward(*args, **kwargs)
 
 
 def _policy(_: object, op: torch._ops.OpOverload, *args: object, **kwargs: object) -> CheckpointPolicy:
     """Decide whether selective recomputation keeps the result of an operator."""
-    kept = any(op.__name__.split(".")[0].startswith(name) for name in SAVED)
+    is_saved = any(op.__name__.split(".")[0].startswith(name) for name in SAVED)
     # Compiled code passes products a buffer to write to, and reuses that buffer afterwards.
-    kept = kept and not op._schema.is_mutable
-    return CheckpointPolicy.MUST_SAVE if kept else CheckpointPolicy.PREFER_RECOMPUTE
+    is_saved = is_saved and not op._schema.is_mutable
+    return CheckpointPolicy.MUST_SAVE if is_saved else CheckpointPolicy.PREFER_RECOMPUTE

@@ -35,9 +35,9 @@ class RouterLoad:
             return {}
         sums = torch.zeros(len(self._names), self._width, dtype=torch.float64, device=self._device)
         for stage in stages:
-            for name, seen in self._workload.routing(stage).items():
+            for name, counts in self._workload.routing(stage).items():
                 if self._mesh.tp.index == 0:  # the others of a tensor group see the same tokens
-                    sums[self._names.index(name)] += seen
+                    sums[self._names.index(name)] += counts
         dist.all_reduce(sums)
         return dict(zip(self._names, sums, strict=True))
 

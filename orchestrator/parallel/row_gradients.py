@@ -45,12 +45,12 @@ class RowGradients:
             and weight.is_leaf
             and weight.grad is not None
         ):
-            result: Tensor = _Rows.apply(weight, ids)
+            result: Tensor = _RowGradient.apply(weight, ids)
             return result
         return F.embedding(ids, weight)
 
 
-class _Rows(torch.autograd.Function):
+class _RowGradient(torch.autograd.Function):
     """`F.embedding` whose backward pass adds to `weight.grad` itself."""
 
     @staticmethod
@@ -62,8 +62,10 @@ class _Rows(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[None, None]:
         (ids,) = ctx.saved_tensors
-        rows, places = ids.unique(return_inverse=True)
+        unique_ids, inverse = ids.unique(return_inverse=True)
         # The sums of each row first, as the dense gradient has them, so that the bits are the same.
-        sums = torch.ops.aten.embedding_dense_backward(gradient.contiguous(), places, len(rows), -1, False)
-        ctx.weight.grad.index_add_(0, rows, sums)
+        sums = torch.ops.aten.embedding_dense_backward(
+            gradient.contiguous(), inverse, len(unique_ids), -1, False
+        )
+        ctx.weight.grad.index_add_(0, unique_ids, sums)
         return None, None

@@ -112,14 +112,14 @@ class WholeBatch:
         """Return the features of the global batch, fp32 [G, E], and whether each sample counts, bool [G]."""
         features = torch.cat([output.losses.detach().float() for output in outputs])
         counted = torch.cat([batch[COUNTED] for batch in batches]).to(torch.uint8)
-        whole = gathered(features, 0, self._group)
-        return whole.detach(), gathered(counted, 0, self._group).bool()
+        all_features = gathered(features, 0, self._group)
+        return all_features.detach(), gathered(counted, 0, self._group).bool()
 
-    def _own_rows(self, whole: Tensor, batches: list[Batch]) -> list[Tensor]:
+    def _own_rows(self, full: Tensor, batches: list[Batch]) -> list[Tensor]:
         """Return this rank's rows of a tensor [G, ...], by micro-batch."""
         sizes = [len(batch[COUNTED]) for batch in batches]
         first = self._group.index * sum(sizes)
-        return list(whole[first : first + sum(sizes)].split(sizes))
+        return list(full[first : first + sum(sizes)].split(sizes))
 
 
 class Accumulation:
@@ -132,9 +132,9 @@ class Accumulation:
         self, model: nn.Module, data: DataParallel, losses: StepLosses, device: Device, clock: StepClock
     ) -> None:
         # On a GPU adding rows has no fixed order. Other kinds of data parallelism keep gradients elsewhere.
-        whole = device.device.type == "cpu" and isinstance(data, Ddp | Zero1)
+        adds_rows = device.device.type == "cpu" and isinstance(data, Ddp | Zero1)
         tables = getattr(model, "tables_read_once", list)
-        self._rows = RowGradients(tables()) if whole else None
+        self._row_gradients = RowGradients(tables()) if adds_rows else None
         self._model = model
         self._data = data
         self._losses = losses
@@ -147,8 +147,8 @@ class Accumulation:
             for number, batch in enumerate(micro_batches, start=1):
                 self._clock.switch(FORWARD)
                 self._data.micro_batch(number == len(micro_batches))
-                if self._rows is not None:
-                    self._rows.active = number < len(micro_batches)
+                if self._row_gradients is not None:
+                    self._row_gradients.active = number < len(micro_batches)
                 batch = self._losses.prepare(batch)
                 with self._device.autocast():
                     output = self._model(batch, in_chunks=self._losses.in_chunks(batch))

@@ -59,11 +59,11 @@ def share(key: str, shapes: Sequence[torch.Size], fill: Fill, wait: float = WAIT
         The tensors; None if memory cannot be shared, or if the other process does not finish in time.
     """
     name = xxhash.xxh3_128_hexdigest(f"{key} {[tuple(shape) for shape in shapes]}".encode())
-    starts, size = _places(shapes)
+    starts, size = _offsets(shapes)
     try:
         with _locked(own_folder("bases") / name, wait) as file:
             owners = _owners(file)
-            result = next((fd for each in owners if (fd := _opened(each, name, size)) is not None), None)
+            result = next((fd for owner in owners if (fd := _opened(owner, name, size)) is not None), None)
             if result is None:
                 result, owners = _made(name, size, lambda memory: fill(_tensors(memory, shapes, starts))), []
             _write(file, [*owners, (os.getpid(), result)])
@@ -77,7 +77,7 @@ def share(key: str, shapes: Sequence[torch.Size], fill: Fill, wait: float = WAIT
     return SharedBase(_tensors(memory, shapes, starts), result)
 
 
-def _places(shapes: Sequence[torch.Size]) -> tuple[list[int], int]:
+def _offsets(shapes: Sequence[torch.Size]) -> tuple[list[int], int]:
     """Return the byte at which each tensor begins, and the total size."""
     starts, at = [], MARK
     for shape in shapes:

@@ -18,10 +18,10 @@ def plain_stage(workload: Workload, layout: Layout, number: int) -> nn.Module:
     # A model may be larger than a rank's memory; only its shapes are needed until it is cut.
     with torch.device("meta"):
         model = workload.build()
-    return _kept(model, workload, layout, number) if layout.pp > 1 else model
+    return _keep_layers(model, workload, layout, number) if layout.pp > 1 else model
 
 
-def _kept(model: nn.Module, workload: Workload, layout: Layout, number: int) -> nn.Module:
+def _keep_layers(model: nn.Module, workload: Workload, layout: Layout, number: int) -> nn.Module:
     """Reduce the model to the layers of a stage."""
     start, count = layout.layers_of(len(workload.stages()) + 1, number)
     ends = {"first": number == 0, "last": number == layout.stages - 1}
@@ -36,16 +36,16 @@ def stages_with(workload: Workload, layout: Layout) -> dict[str, list[int]]:
     if layout.pp == 1:
         return stages
     with torch.device("meta"):
-        whole = workload.build()
+        model = workload.build()
     # Layers of these models may change when the model is cut, so every stage is built separately.
-    is_foreign = isinstance(whole, OwnNetwork | HuggingFaceNetwork)
-    same = {id(each): each for each in (*workload.blocks(whole), *whole.parameters(), *whole.buffers())}
+    is_foreign = isinstance(model, OwnNetwork | HuggingFaceNetwork)
+    memo = {id(part): part for part in (*workload.blocks(model), *model.parameters(), *model.buffers())}
     for number in range(layout.stages):
         # Building layers is slow. A stage keeps some of them unchanged, so a copy of the model shares its layers.
         stage = (
             plain_stage(workload, layout, number)
             if is_foreign
-            else _kept(copy.deepcopy(whole, dict(same)), workload, layout, number)
+            else _keep_layers(copy.deepcopy(model, dict(memo)), workload, layout, number)
         )
         for name, _ in stage.named_parameters():
             stages.setdefault(name, []).append(number)

@@ -41,15 +41,15 @@ class Stopwatch:
     def __init__(self, device: torch.device) -> None:
         self._on_cuda = device.type == "cuda"
         self._began: Any = _moment(self._on_cuda)
-        self._ended: Any = self._began
+        self._end: Any = self._began
 
     def stop(self) -> None:
         """End the measurement."""
-        self._ended = _moment(self._on_cuda)
+        self._end = _moment(self._on_cuda)
 
     def seconds(self) -> float:
         """Return the duration. On CUDA, call it only after the host has waited for later work."""
-        return _between(self._began, self._ended)
+        return _between(self._began, self._end)
 
 
 class Timeline:
@@ -154,11 +154,11 @@ class StepClock:
     def _read(self) -> None:
         """Add the durations of all parts whose end the device has passed, without waiting for the others."""
         done = 0
-        for (part, begun), (_, ended) in zip(self._marks, self._marks[1:], strict=False):
-            if not ended.query():
+        for (part, start), (_, end) in zip(self._marks, self._marks[1:], strict=False):
+            if not end.query():
                 break
             if part:
-                seconds = begun.elapsed_time(ended) / 1e3
+                seconds = start.elapsed_time(end) / 1e3
                 self._seconds[part] = self._seconds.get(part, 0.0) + seconds
             done += 1
         del self._marks[:done]

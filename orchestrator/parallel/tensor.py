@@ -77,10 +77,10 @@ def apply_tensor(model: nn.Module, styles: Mapping[str, str], tp: ProcessGroup, 
 class RowLinear(nn.Module):
     """A row-parallel linear layer: partial products are summed over the group, then the bias is added."""
 
-    def __init__(self, whole: nn.Linear, group: ProcessGroup, sequence: bool) -> None:
+    def __init__(self, linear: nn.Linear, group: ProcessGroup, sequence: bool) -> None:
         super().__init__()
-        self.weight: Tensor | QuantisedWeight = whole.weight
-        self.bias = whole.bias
+        self.weight: Tensor | QuantisedWeight = linear.weight
+        self.bias = linear.bias
         self._group, self._sequence = group, sequence
         self.product: Callable[..., Tensor] = F.linear
 
@@ -110,15 +110,15 @@ def sum_rows(module: LoraLinear, tp: ProcessGroup, sequence: bool) -> None:
 class VocabularyEmbedding(nn.Module):
     """A vocabulary-parallel embedding: each rank looks up its own rows, and the results are summed over the group."""
 
-    def __init__(self, whole: nn.Embedding, group: ProcessGroup) -> None:
+    def __init__(self, table: nn.Embedding, group: ProcessGroup) -> None:
         super().__init__()
-        self.weight, self._group = whole.weight, group
-        self._start, self._rows = span(whole.num_embeddings, group.index, group.size)
+        self.weight, self._group = table.weight, group
+        self._start, self._row_count = span(table.num_embeddings, group.index, group.size)
 
     def forward(self, tokens: Tensor) -> Tensor:
         """Return [B, L, hidden] for tokens int64 [B, L]; rows of other ranks contribute zeros to the sum."""
         local = tokens - self._start
-        outside = (local < 0) | (local >= self._rows)
+        outside = (local < 0) | (local >= self._row_count)
         # Row 0 stands in for other ranks' tokens and is masked out again, so that its gradient gets zeros.
         vectors = F.embedding(local.masked_fill(outside, 0), self.weight)
         return reduce(vectors.masked_fill(outside.unsqueeze(-1), 0.0), self._group)
@@ -173,7 +173,7 @@ class VocabularyLoss:
     def _mean(self, logits: Tensor, cut: bool) -> Tensor:
         return reduce(logits.sum(-1), self._tp) / self._vocabulary if cut else logits.mean(-1)
 
-    def whole(self, logits: Tensor) -> Tensor:
+    def full_logits(self, logits: Tensor) -> Tensor:
         """Return logits [n, V of this rank] completed over all ranks, fp32 [n, V]."""
         logits = logits.float()
         if self._tp.size == 1 or logits.shape[-1] >= self._vocabulary:
@@ -238,13 +238,13 @@ def _enter(tp: ProcessGroup, sequence: bool) -> Any:
 
     def hook(_: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
         hidden = gather(args[0], LENGTH, tp) if sequence else copy(args[0], tp)
-        rest = args[1:]
-        if rest and isinstance(rest[0], Context) and rest[0].memory is not None:
+        other_args = args[1:]
+        if other_args and isinstance(other_args[0], Context) and other_args[0].memory is not None:
             # Cross-attention's keys and values are column-cut layers of the encoder output, which needs the same
             # treatment as the hidden states.
-            memory = gather(rest[0].memory, LENGTH, tp) if sequence else copy(rest[0].memory, tp)
-            rest = (dataclasses.replace(rest[0], memory=memory), *rest[1:])
-        return (hidden, *rest)
+            memory = gather(other_args[0].memory, LENGTH, tp) if sequence else copy(other_args[0].memory, tp)
+            other_args = (dataclasses.replace(other_args[0], memory=memory), *other_args[1:])
+        return (hidden, *other_args)
 
     return hook
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from orchestrator.parallel.fsdp import local_of
 from orchestrator.parallel.mesh import Mesh, ProcessGroup
-from orchestrator.parallel.parameters import Held
+from orchestrator.parallel.parameters import LocalParameter
 
 
 class TiedGradients:
@@ -21,10 +21,12 @@ class TiedGradients:
     stages that hold it.
     """
 
-    def __init__(self, held: Sequence[Held], mesh: Mesh, among: Mapping[str, ProcessGroup]) -> None:
+    def __init__(
+        self, parameters: Sequence[LocalParameter], mesh: Mesh, among: Mapping[str, ProcessGroup]
+    ) -> None:
         self._tp = mesh.tp
-        self._partial = [h for h in held if h.cut.partial]
-        self._copies = {name: [h for h in held if h.name == name] for name in sorted(among)}
+        self._partial = [h for h in parameters if h.cut.partial]
+        self._copies = {name: [h for h in parameters if h.name == name] for name in sorted(among)}
         self._among = among
 
     @property
@@ -38,18 +40,18 @@ class TiedGradients:
         _sum_over([_gradient(h) for h in self._partial], self._tp)
         for name, copies in self._copies.items():
             if copies:
-                first, *rest = [_gradient(h) for h in copies]
-                for other in rest:  # two stages of one rank
+                first, *copies_here = [_gradient(h) for h in copies]
+                for other in copies_here:  # two stages of one rank
                     first.add_(other)
                 _sum_over([first], self._among[name])
-                for other in rest:
+                for other in copies_here:
                     other.copy_(first)
 
 
-def _gradient(held: Held) -> Tensor:
-    if held.parameter.grad is None:
-        held.parameter.grad = torch.zeros_like(held.parameter)
-    return local_of(held.parameter.grad)
+def _gradient(local: LocalParameter) -> Tensor:
+    if local.parameter.grad is None:
+        local.parameter.grad = torch.zeros_like(local.parameter)
+    return local_of(local.parameter.grad)
 
 
 def _sum_over(gradients: list[Tensor], group: ProcessGroup) -> None:

@@ -63,13 +63,13 @@ class Witness:
     def __init__(self) -> None:
         self._is_recording = False
         self._exact = True
-        self._kept: list[tuple[bool, int | Tensor]] = []
+        self._messages: list[tuple[bool, int | Tensor]] = []
 
     def begin(self, exact: bool) -> None:
         """Start a record: of bits if `exact`, else of norms and projections."""
         self._is_recording = True
         self._exact = exact
-        self._kept = []
+        self._messages = []
 
     def sent(self, tensor: Tensor) -> None:
         """Record a tensor that this rank has computed and that leaves it, or is a result."""
@@ -82,12 +82,16 @@ class Witness:
     def take(self) -> Record:
         """Stop, and return the messages since `begin`."""
         self._is_recording = False
-        kept, self._kept = self._kept, []
+        messages, self._messages = self._messages, []
         if self._exact:
-            return [Message(sent, bits=int(value)) for sent, value in kept]
-        rows = torch.stack([value for _, value in kept if isinstance(value, Tensor)]).tolist() if kept else []
-        pairs = zip(kept, rows, strict=True)
-        return [Message(sent, norm=row[0], projection=row[1]) for (sent, _), row in pairs]
+            return [Message(sent, bits=int(value)) for sent, value in messages]
+        measures = (
+            torch.stack([value for _, value in messages if isinstance(value, Tensor)]).tolist()
+            if messages
+            else []
+        )
+        pairs = zip(messages, measures, strict=True)
+        return [Message(sent, norm=measure[0], projection=measure[1]) for (sent, _), measure in pairs]
 
     @torch.no_grad()
     def _keep(self, tensor: Tensor, sent: bool) -> None:
@@ -95,7 +99,7 @@ class Witness:
         if torch.compiler.is_compiling() or not self._is_recording:
             return
         value = bits_of(tensor) if self._exact else projection_of(tensor)
-        self._kept.append((sent, value))
+        self._messages.append((sent, value))
 
 
 def bits_of(tensor: Tensor) -> int | Tensor:
@@ -128,10 +132,10 @@ def projection_of(tensor: Tensor) -> Tensor:
     """Return the norm of a tensor and its projection on a vector of signs, fp64 [2], on its device."""
     flat = tensor.detach().reshape(-1).float()
     signs = _signs(WIDTH, flat.device)
-    whole = len(flat) // WIDTH
-    rest = flat[whole * WIDTH :]
+    row_count = len(flat) // WIDTH
+    tail = flat[row_count * WIDTH :]
     by_row = torch.cat(
-        (flat[: whole * WIDTH].view(-1, WIDTH) @ signs, (rest * signs[: len(rest)]).sum()[None])
+        (flat[: row_count * WIDTH].view(-1, WIDTH) @ signs, (tail * signs[: len(tail)]).sum()[None])
     )
     projection = torch.dot(by_row.double(), _signs(len(by_row), flat.device).double())
     return torch.stack((torch.linalg.vector_norm(flat, dtype=torch.float64), projection))
@@ -144,10 +148,10 @@ def _signs(count: int, device: torch.device) -> Tensor:
 
 
 def to_rows(record: Iterable[Message]) -> list[list[float]]:
-    """Return a record as numbers, for a message: the inverse of `of_rows`."""
+    """Return a record as numbers, for a message: the inverse of `from_rows`."""
     return [[int(m.sent), m.bits, m.norm, m.projection] for m in record]
 
 
-def of_rows(rows: Iterable[Iterable[float]]) -> Record:
+def from_rows(rows: Iterable[Iterable[float]]) -> Record:
     """Restore a record."""
     return [Message(bool(sent), int(bits), norm, projection) for sent, bits, norm, projection in rows]

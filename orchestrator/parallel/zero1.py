@@ -15,18 +15,18 @@ from torch import Tensor, nn
 from orchestrator.parallel.gradient_buckets import GradientBuckets
 from orchestrator.parallel.mesh import Mesh, ProcessGroup
 from orchestrator.parallel.parameter_shard import ParameterShard, boxes_of
-from orchestrator.parallel.parameters import Held
+from orchestrator.parallel.parameters import LocalParameter
 
 
 class Zero1:
     """A `DataParallel` in which each rank updates a slice of every bucket."""
 
-    def __init__(self, held: list[Held], mesh: Mesh, overlap: bool) -> None:
+    def __init__(self, parameters: list[LocalParameter], mesh: Mesh, overlap: bool) -> None:
         self._overlap = overlap
         self._parts: list[_Part] = []
         self.shards: list[ParameterShard] = []
         for expert in (False, True):
-            mine = [h for h in held if h.cut.expert == expert]
+            mine = [h for h in parameters if h.cut.expert == expert]
             if mine:
                 part = _Part(mine, mesh.expert_data if expert else mesh.data, mesh)
                 self._parts.append(part)
@@ -50,20 +50,22 @@ class Zero1:
 
     def publish(self) -> None:
         """See `DataParallel.publish`."""
-        work = [(part.group, one) for part in self._parts for one in part.gather()]
-        for group, one in work:
+        work = [(part.group, handle) for part in self._parts for handle in part.gather()]
+        for group, handle in work:
             with group.communicating():
-                one.wait()
+                handle.wait()
 
 
 class _Part:
     """The buckets of the parameters that one group shards: all dense parameters, or all experts."""
 
-    def __init__(self, held: list[Held], group: ProcessGroup, mesh: Mesh) -> None:
+    def __init__(self, parameters: list[LocalParameter], group: ProcessGroup, mesh: Mesh) -> None:
         self.group = group
         # Padded to a multiple of the group's size, so that every rank has a slice of the same length.
-        self.buckets = GradientBuckets([h.parameter for h in held], self._scatter, group, multiple=group.size)
-        by_parameter = {id(h.parameter): h for h in held}
+        self.buckets = GradientBuckets(
+            [h.parameter for h in parameters], self._scatter, group, multiple=group.size
+        )
+        by_parameter = {id(h.parameter): h for h in parameters}
         alone = ProcessGroup((mesh.rank,), 0, None)
         self._weights: list[Tensor] = []
         self.shards: list[ParameterShard] = []

@@ -18,9 +18,9 @@ def check_prune(prune: PruneSpec | None, workload: Any) -> None:
     if prune is None:
         return
     from orchestrator.prune.names import pruned_names
-    from workloads.hf.tables.our_names import told_by_our_names
+    from workloads.hf.tables.our_names import in_our_names
 
-    with wrong_input("prune.match"), told_by_our_names(workload.config):
+    with wrong_input("prune.match"), in_our_names(workload.config):
         names = pruned_names(prune, workload)
     if not names:
         problem = f"no layer of {workload.name} has a trainable weight matrix"

@@ -95,11 +95,11 @@ def chat_of(data: DataSpec, objective: str, tokens: Tokens) -> Chat | None:
     """
     if objective not in TALKING:
         return None
-    kept = tokens.manifest.chat
+    stored_chat = tokens.manifest.chat
     kind = (
-        None if kept else kind_of(data, objective, min(tokens.manifest.format, EARLIER))
+        None if stored_chat else kind_of(data, objective, min(tokens.manifest.format, EARLIER))
     )  # data that an earlier version wrote so is not prepared again
-    kept_template = kept or ({"template": kind.template, "tokens": dict(kind.tokens)} if kind else {})
+    kept_template = stored_chat or ({"template": kind.template, "tokens": dict(kind.tokens)} if kind else {})
     if not kept_template.get("template"):
         return None
     chat = Chat(kept_template["template"], kept_template["tokens"], tokens.tokenizer())

@@ -122,7 +122,7 @@ def model_of_commit(
         spec.seed,
         tokens,
         base=base_of_commit(spec.workload, spec.reads_base, commit),
-        kept=kept_config(commit),
+        folder_config=kept_config(commit),
     )
     with contextlib.suppress(InputError):  # data of an earlier version, without its template
         workload = speaking(workload, chat_of(spec.data, spec.workload.objective, tokens))

@@ -26,10 +26,10 @@ def check_objective(name: str, model: str, architecture: str, sources: Sequence[
     if name == SAMPLES:
         return
     if architecture != "own" and architecture not in objectives.architectures(name):
-        known = [n for n in objectives.NAMES if architecture in objectives.architectures(n)]
+        fitting = [n for n in objectives.NAMES if architecture in objectives.architectures(n)]
         article = "an" if architecture[0] in "aeiou" else "a"
         problem = f"{name} does not train {model}, which is {article} {architecture}"
-        raise InputError(problem, "workload.objective", f"choose from {', '.join(known)}")
+        raise InputError(problem, "workload.objective", f"choose from {', '.join(fitting)}")
     for where, source in sources:
         if objectives.reads_pairs(name) and isinstance(source.field, str):
             hint = "give two keys, those of the text and of its translation"

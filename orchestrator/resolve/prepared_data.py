@@ -33,9 +33,9 @@ def data_cache(data: DataSpec, run: RunDir) -> str:
 def prepared_before(data: DataSpec, run: RunDir, commit: CommitManifest | None) -> str:
     """Return the location of the data that a commit's run has prepared; empty without any."""
     before = str(commit.meta.get("data", "")) if commit else ""
-    for place in (before, f"{data_cache(data, run)}/{_name(before)}") if before else ():
-        if _manifest_at(place):
-            return place
+    for location in (before, f"{data_cache(data, run)}/{_name(before)}") if before else ():
+        if _manifest_at(location):
+            return location
     return ""
 
 
@@ -64,7 +64,7 @@ def prepared(
     before: PreparedData,
     tell: Progress,
     make: bool = True,
-    begun: Callable[[PreparedData], None] | None = None,
+    on_first_part: Callable[[PreparedData], None] | None = None,
 ) -> PreparedData:
     """Return the data that the run began with at `before`, with missing files made again; for a new run, the job's
     data.
@@ -75,7 +75,8 @@ def prepared(
         before: what the run began with; empty for a new run.
         tell: called with the progress.
         make: False raises InputError instead of making missing data.
-        begun: for streamed data, called when training can begin. From then on, CPUs are left free for the workers.
+        on_first_part: for streamed data, called when training can begin. From then on, CPUs are left free for the
+            workers.
 
     Raises InputError if data is missing and the text has changed, because the run would then read other samples.
     """
@@ -91,12 +92,12 @@ def prepared(
         cache = data_cache(spec.data, run)
         return PreparedData(prepare_samples(named, spec.seed, cache, _name(before.uri)))
     data = before.uri
-    begin = spec.data.streaming and begun is not None
-    whole = bool(data) and is_complete(DataFolder(data))
+    begin = spec.data.streaming and on_first_part is not None
+    complete = bool(data) and is_complete(DataFolder(data))
     prepare_text = partial(
         _prepared_text, spec.data, spec.workload, spec.resources, run, tell=tell, make=make
     )
-    if not whole:
+    if not complete:
         data = prepare_text(before=_name(data), begin=begin, data_format=before.format)
     elif stored := manifest.read(DataFolder(data)):  # also checked for a run without a commit
         check_same_cleaning(spec.data.clean, spec.accept_code, stored.code, run.uri)
@@ -115,8 +116,8 @@ def prepared(
         for name in spec.set_sources
     }
     all_data = PreparedData(data, sets)
-    if begun and begin and not whole:
-        begun(all_data)
+    if on_first_part and begin and not complete:
+        on_first_part(all_data)
         prepare_text(before=_name(data), begin=False)
     for uri in (data, *sets.values()):
         clear_note(DataFolder(uri))
@@ -180,9 +181,9 @@ def _prepared_set(
     if existing and [source.uri for source in existing.sources] == [source.name for source in sources]:
         return before
     text = data.model_copy(update={"sources": sources, "clean": []})
-    whole = published.read(DataFolder(trained))
+    published_data = published.read(DataFolder(trained))
     # the tokenizer with which the run reads its texts
-    is_old = whole is not None and whole.format <= EARLIER
+    is_old = published_data is not None and published_data.format <= EARLIER
     try:
         return prepare_data(
             text,
@@ -205,7 +206,7 @@ def _name(uri: str) -> str:
     return uri.rstrip("/").rsplit("/", 1)[-1]
 
 
-def is_whole(data: PreparedData) -> bool:
+def has_all_files(data: PreparedData) -> bool:
     """Return whether all files of prepared data exist. On an object store, they count as present unless known to be
     missing.
     """
@@ -234,18 +235,18 @@ def data_of(run: RunDir, data: str, retry: Retry | None = None) -> Tokens:
     from orchestrator.data.store.data_folder import DataFolder
     from orchestrator.data.store.tokens import Tokens
 
-    kept = run.at(EXCERPT)
-    gone = not is_complete(DataFolder(data, retry)) and is_complete(DataFolder(kept, retry))
-    return Tokens.open(kept if gone else data, retry, keep=0)
+    excerpt = run.at(EXCERPT)
+    is_gone = not is_complete(DataFolder(data, retry)) and is_complete(DataFolder(excerpt, retry))
+    return Tokens.open(excerpt if is_gone else data, retry, keep=0)
 
 
-def place_of_data(data_spec: DataSpec, run: RunDir, data: str, retry: Retry | None = None) -> str | None:
+def data_location(data_spec: DataSpec, run: RunDir, data: str, retry: Retry | None = None) -> str | None:
     """Return the location of prepared data that a commit names, see `tokens_of`; None if it is in neither place."""
     from orchestrator.data.samples.sections import published
     from orchestrator.data.store.data_folder import DataFolder
 
-    places = (data, f"{data_cache(data_spec, run)}/{data.rsplit('/', 1)[-1]}")
-    return next((place for place in places if published.read(DataFolder(place, retry))), None)
+    locations = (data, f"{data_cache(data_spec, run)}/{data.rsplit('/', 1)[-1]}")
+    return next((location for location in locations if published.read(DataFolder(location, retry))), None)
 
 
 def tokens_of(data_spec: DataSpec, run: RunDir, data: str, retry: Retry | None = None) -> Tokens:
@@ -256,7 +257,7 @@ def tokens_of(data_spec: DataSpec, run: RunDir, data: str, retry: Retry | None =
     """
     from orchestrator.data.store.tokens import Tokens
 
-    if (place := place_of_data(data_spec, run, data, retry)) is not None:
-        return Tokens.open(place, retry)
+    if (location := data_location(data_spec, run, data, retry)) is not None:
+        return Tokens.open(location, retry)
     hint = f"make it again with `orchestrator data prepare {run.at('job.yaml')} --run-dir {run.uri}`"
     raise InputError("the prepared data of this run is missing", data, hint)

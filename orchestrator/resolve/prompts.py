@@ -88,11 +88,11 @@ def prompts_of(job: ResolvedJob, workload: Workload, tokens: Tokens) -> Prompts 
     pair = workload.config.architecture == PAIR
     for number, row in enumerate(rows):
         if max(len(row), samples.tokens + 1) > longest if pair else len(row) + samples.tokens > longest:
-            what = (
+            problem = (
                 f"prompt {number} has {len(row)} tokens; with {samples.tokens} generated tokens it exceeds a "
                 "sequence"
             )
-            raise InputError(f"{what} ({longest})", WHERE, "shorten it, or lower tokens")
+            raise InputError(f"{problem} ({longest})", WHERE, "shorten it, or lower tokens")
     start = workload.decoder_start if pair else None
     if pair and start is None:
         raise InputError("the decoder has no token to begin with", WHERE, "give the vocabulary a pad token")

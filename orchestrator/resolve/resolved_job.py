@@ -38,7 +38,8 @@ class ResolvedJob:
         shape: its sizes, for planning.
         special_tokens: those that the objective needs in a tokenizer.
         precision: how the precision was chosen; None if the job, or the run that it resumes, names it.
-        kept: the configuration of the pretrained folder, see `orchestrator.models.kept_config`; None without one.
+        folder_config: the configuration of the pretrained folder, see `orchestrator.models.kept_config`; None without
+            one.
     """
 
     spec: JobSpec
@@ -47,7 +48,7 @@ class ResolvedJob:
     vocabulary_size: int
     shape: ModelShape
     precision: Choice | None = None
-    kept: FolderConfig | None = None
+    folder_config: FolderConfig | None = None
 
     @property
     def notes(self) -> list[str]:
@@ -71,14 +72,14 @@ def adapter_of(workload: WorkloadSpec) -> Adapter | None:
 
 
 def resolve(
-    spec: JobSpec, vocabulary_size: int | None = None, kept: FolderConfig | None = None
+    spec: JobSpec, vocabulary_size: int | None = None, folder_config: FolderConfig | None = None
 ) -> ResolvedJob:
     """Resolve a job.
 
     Args:
         spec: the job.
         vocabulary_size: size of the vocabulary; None to take it from the job's tokenizer.
-        kept: the pretrained folder's configuration that the run has kept; None to read the folder.
+        folder_config: the pretrained folder's configuration that the run has kept; None to read the folder.
 
     Raises InputError if the model or the tokenizer is missing or cannot be read.
     """
@@ -91,7 +92,7 @@ def resolve(
         workload = spec.workload
         objective = workload.objective if workload.objective in COLUMNS else None
         labels = len(spec.data.labels) or None
-        kept = config_to_keep(spec.workload, kept)
+        folder_config = config_to_keep(spec.workload, folder_config)
         model = describe(
             workload.model,
             workload.changes,
@@ -99,10 +100,10 @@ def resolve(
             objective=objective,
             classes=labels,
             implementation=workload.implementation,
-            kept=kept,
+            kept=folder_config,
         )
-        if kept and model.tied is not None:
-            kept = replace(kept, tied=model.tied)
+        if folder_config and model.tied is not None:
+            folder_config = replace(folder_config, tied=model.tied)
         divides = spec.parallel != "auto" and spec.parallel.divides_model
         read = predicted(workload.objective, workload.options, spec.data.sequence_length)
         shape = model_shape(model, spec.data.sequence_length, divides, read)
@@ -121,11 +122,11 @@ def resolve(
     if spec.quantize:
         shape = replace(shape, quantised_group=spec.quantize.scheme.group)
     if spec.reads_base:
-        from workloads.hf.tables.our_names import told_by_our_names
+        from workloads.hf.tables.our_names import in_our_names
         from workloads.parameter_shares import quantised_share, trained_share
 
         train = spec.train
-        with wrong_input("workload.adapter.targets"), told_by_our_names(model):
+        with wrong_input("workload.adapter.targets"), in_our_names(model):
             share = trained_share(model, train.freeze, adapter_of(spec.workload), train.thawed(train.steps))
         with wrong_input("workload.adapter.quantize"):
             small = quantised_share(model, adapter_of(spec.workload))
@@ -138,7 +139,7 @@ def resolve(
             )
         if kind in ("prompt", "p_tuning"):
             shape = replace(shape, no_sequence_split="a prompt precedes the sequence")
-    return ResolvedJob(spec, model, special, size, shape, kept=kept)
+    return ResolvedJob(spec, model, special, size, shape, folder_config=folder_config)
 
 
 def _with_teacher(
@@ -182,10 +183,14 @@ def _with_teacher(
             shape, no_tensor_split=shape.no_tensor_split or "its teacher is divided in another way"
         )
     if distill.looks_inside:
-        what = "distill.hidden and distill.relations compare whole layers of whole texts"
+        reason = "distill.hidden and distill.relations compare whole layers of whole texts"
         even = "a part of its loss is a mean over micro-batches"
         shape = replace(
-            shape, no_pipeline_split=what, no_context_split=what, no_sequence_split=what, even_shares=even
+            shape,
+            no_pipeline_split=reason,
+            no_context_split=reason,
+            no_sequence_split=reason,
+            even_shares=even,
         )
     return shape
 

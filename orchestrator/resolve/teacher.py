@@ -53,7 +53,7 @@ def teacher_workload(
             data_format=data_format,
             base=teacher.base,
             retry=retry,
-            kept=teacher.kept,
+            folder_config=teacher.kept,
         )
     except InputError as error:
         raise InputError(error.what, WHERE, error.hint) from None
@@ -139,21 +139,21 @@ def compared(distill: DistillSpec, student: Workload, teacher: Workload) -> tupl
     kinds = distill.relations.of if distill.relations else []
     heads = (distill.relations and distill.relations.heads) or 0
     relations = [(kind, *pair) for kind in kinds for pair in pairs["relations"]]
-    maps = {one: theirs.hidden for one, _ in pairs["hidden"]} if ours.hidden != theirs.hidden else {}
+    maps = {layer: theirs.hidden for layer, _ in pairs["hidden"]} if ours.hidden != theirs.hidden else {}
     try:
         made = (
             student.showing(
                 Shows(
-                    tuple(one for one, _ in pairs["hidden"]),
-                    tuple((kind, one) for kind, one, _ in relations),
+                    tuple(layer for layer, _ in pairs["hidden"]),
+                    tuple((kind, layer) for kind, layer, _ in relations),
                     heads,
                     maps,
                 )
             ),
             teacher.showing(
                 Shows(
-                    tuple(other for _, other in pairs["hidden"]),
-                    tuple((kind, other) for kind, _, other in relations),
+                    tuple(teacher_layer for _, teacher_layer in pairs["hidden"]),
+                    tuple((kind, teacher_layer) for kind, _, teacher_layer in relations),
                     heads,
                 )
             ),
@@ -171,14 +171,16 @@ def _check_heads(kinds: Sequence[str], heads: int, student: Workload, teacher: W
     where = "distill.relations"
     for kind in kinds:
         many = "kv_heads" if kind in ("keys", "values") else "heads"
-        of_attention = kind in ("attention", "scores")
-        one, other = getattr(ours, many), getattr(theirs, many)
-        if (of_attention or not heads) and one != other:
-            other_way = "leave it out of of" if of_attention else "set heads to the number of relation heads"
+        is_attention = kind in ("attention", "scores")
+        count, teacher_count = getattr(ours, many), getattr(theirs, many)
+        if (is_attention or not heads) and count != teacher_count:
+            other_way = "leave it out of of" if is_attention else "set heads to the number of relation heads"
             raise InputError(
-                f"{kind} has {one} heads in the student and {other} in the teacher", where, other_way
+                f"{kind} has {count} heads in the student and {teacher_count} in the teacher",
+                where,
+                other_way,
             )
-        for whose, config in (("student", ours), ("teacher", theirs)) if heads and not of_attention else ():
+        for whose, config in (("student", ours), ("teacher", theirs)) if heads and not is_attention else ():
             width = getattr(config, many) * config.head_dim
             if width % heads:
                 problem = f"heads {heads} does not divide the {width} columns of the {whose}'s {kind}"

@@ -72,7 +72,7 @@ def training_inputs(
     tokens: Tokens,
     sets: Mapping[str, str] | None = None,
     base: Base | None = None,
-    kept: FolderConfig | None = None,
+    folder_config: FolderConfig | None = None,
 ) -> TrainingInputs:
     """Return what the job trains on, and what it evaluates.
 
@@ -81,7 +81,7 @@ def training_inputs(
         tokens: the prepared data of its sources, held-out documents included.
         sets: URIs of the prepared data of sets with separate text. Missing sets are left out.
         base: the initial weights.
-        kept: the pretrained folder's configuration that the run has kept; None to read the folder.
+        folder_config: the pretrained folder's configuration that the run has kept; None to read the folder.
 
     Raises InputError if training or a set has no sample, if they do not fit, or if a prompt cannot be continued.
     """
@@ -89,7 +89,7 @@ def training_inputs(
     from orchestrator.data.samples.held_out_set import split_set
     from orchestrator.data.samples.mixture.shares import Mixture
 
-    job = resolve(spec, tokens.manifest.vocabulary, kept)
+    job = resolve(spec, tokens.manifest.vocabulary, folder_config)
     workload = workload_of(
         workload=spec.workload,
         data=spec.data,
@@ -98,11 +98,11 @@ def training_inputs(
         tokens=tokens,
         model=job.model,
         base=base,
-        kept=job.kept,
+        folder_config=job.folder_config,
     )
     _check_ends(workload.objective, tokens)
     if spec.data.samples is not None:
-        return _of_samples(job, workload, tokens)
+        return _own_sample_inputs(job, workload, tokens)
     weights = [source.weight for source in spec.data.sources]
     share = spec.data.validation.share if spec.data.validation else None
     plan, parts, trained = _divided(spec.data, tokens)
@@ -144,8 +144,12 @@ def _divided(data: DataSpec, tokens: Tokens) -> tuple[SectionPlan | None, Split 
 
 def counted_weights(spec: WorkloadSpec, workload: Workload) -> tuple[float, ...]:
     """Return the class weights of a workload of `TrainingInputs`, if they were counted; empty otherwise."""
-    found: Any = getattr(workload.objective, "class_weights", ())
-    return found if spec.options.get("class_weights") == "balanced" and isinstance(found, tuple) else ()
+    class_weights: Any = getattr(workload.objective, "class_weights", ())
+    return (
+        class_weights
+        if spec.options.get("class_weights") == "balanced" and isinstance(class_weights, tuple)
+        else ()
+    )
 
 
 def weights_of_data(
@@ -180,7 +184,7 @@ def _weighed(workload: Workload, tokens: Streams, streams: bool) -> Workload:
     from workloads.errors import WorkloadError
     from workloads.objectives.supervised import balanced
 
-    windows = [windows_of(tokens, source, objective.reading) for source in range(tokens.sources)]
+    windows = [windows_of(tokens, source, objective.windowing) for source in range(tokens.sources)]
     read = SampleReader(tokens, windows, objective)
     try:
         counted = balanced(objective, (read(number) for number in range(len(read))))
@@ -202,7 +206,7 @@ def _check_ends(objective: Objective, tokens: Tokens) -> None:
     raise InputError(problem, "workload.options.documents", hint)
 
 
-def _of_samples(job: ResolvedJob, workload: Workload, tokens: Tokens) -> TrainingInputs:
+def _own_sample_inputs(job: ResolvedJob, workload: Workload, tokens: Tokens) -> TrainingInputs:
     """Return the inputs of a job on own samples. Raises InputError."""
     from orchestrator.data.samples.own_samples import batches_of_samples
 
@@ -246,7 +250,7 @@ def resolve_over(
     data: PreparedData,
     base: Base | None = None,
     source: Source | None = None,
-    kept: FolderConfig | None = None,
+    folder_config: FolderConfig | None = None,
 ) -> tuple[ResolvedJob, str, list[str]]:
     """Resolve the job over its prepared data. Return it with the digest of the training shards and notes for the
     user.
@@ -258,18 +262,20 @@ def resolve_over(
     from orchestrator.data.store.tokens import Tokens
 
     tokens = Tokens.open(data.uri, keep=0)
-    inputs = training_inputs(spec, tokens, data.sets, base, kept)
-    whole = tokens.sections is None  # for streamed data the amount of text is unknown until all is prepared
-    if spec.data.samples is None and whole:
+    inputs = training_inputs(spec, tokens, data.sets, base, folder_config)
+    complete = (
+        tokens.sections is None
+    )  # for streamed data the amount of text is unknown until all is prepared
+    if spec.data.samples is None and complete:
         passes.check_length(inputs.text[0].order, _positions(spec.train, spec.samples_per_step, source))
-    notes = [*inputs.job.notes, *inputs.workload.notes, *(_cut_notes(inputs) if whole else ())]
+    notes = [*inputs.job.notes, *inputs.workload.notes, *(_cut_notes(inputs) if complete else ())]
     if spec.evaluate and (spec.evaluate.samples or spec.evaluate.tasks):
         notes += settings_notes(spec.workload.model)
     notes += rejections.notes_of(data.uri, *data.sets.values())
     notes += (
         unclosed(chat_of(spec.data, spec.workload.objective, tokens)) if spec.data.samples is None else []
     )
-    if spec.data.is_mixed and whole:
+    if spec.data.is_mixed and complete:
         notes += passes.notes(course_of(inputs, spec.data, spec.train, source))
     if spec.distill:
         check_tokens(spec.distill.teacher, spec.workload, tokens.tokenizer())
@@ -295,13 +301,13 @@ class ShapeOfData(NamedTuple):
 
     Attributes:
         shape: the model's sizes.
-        kept: the configuration of a pretrained folder to keep; None without one.
+        folder_config: the configuration of a pretrained folder to keep; None without one.
         shards: the digest of the token shards.
         notes: for the user.
     """
 
     shape: ModelShape
-    kept: FolderConfig | None
+    folder_config: FolderConfig | None
     shards: str
     notes: list[str]
 
@@ -310,14 +316,14 @@ def shape_over(
     spec: JobSpec,
     data: PreparedData,
     beginning: Beginning,
-    kept: FolderConfig | None,
+    folder_config: FolderConfig | None,
 ) -> ShapeOfData:
     """Return the parts of `resolve_over` that a controller needs.
 
     `resolve_over` imports torch, so this runs in another process, which gets positional arguments.
     """
-    job, digest, notes = resolve_over(spec, data, beginning.base, beginning.source, kept)
-    return ShapeOfData(job.shape, job.kept, digest, notes)
+    job, digest, notes = resolve_over(spec, data, beginning.base, beginning.source, folder_config)
+    return ShapeOfData(job.shape, job.folder_config, digest, notes)
 
 
 def plan_of(data: DataSpec, tokens: Tokens) -> SectionPlan | None:
@@ -345,9 +351,9 @@ def digest_of(data: DataSpec, tokens: Tokens) -> str:
     )
 
 
-def check_digest(data: DataSpec, tokens: Tokens, known: str, uri: str) -> None:
-    """Raise InputError if the token shards at `uri` have another digest than the `known` one; empty for any."""
-    if known not in ("", digest_of(data, tokens)):
+def check_digest(data: DataSpec, tokens: Tokens, expected: str, uri: str) -> None:
+    """Raise InputError if the token shards at `uri` have another digest than the `expected` one; empty for any."""
+    if expected not in ("", digest_of(data, tokens)):
         problem = "these token shards differ from the run's (checksum)"
         raise InputError(problem, uri, "put data.cache on storage that all nodes share")
 
@@ -373,8 +379,8 @@ def course_of(
 
 def _positions(train: TrainSpec, samples_per_step: int, source: Source | None) -> int:
     """Return how many samples of its data a run has read at its end."""
-    first, begun = (source.first_position(train.continue_from), source.commit.step) if source else (0, 0)
-    return first + samples_per_step * (train.steps - begun)
+    first, first_step = (source.first_position(train.continue_from), source.commit.step) if source else (0, 0)
+    return first + samples_per_step * (train.steps - first_step)
 
 
 def _cut_notes(inputs: TrainingInputs) -> list[str]:
@@ -383,13 +389,13 @@ def _cut_notes(inputs: TrainingInputs) -> list[str]:
     Raises InputError if all of them do.
     """
     objective = inputs.workload.objective
-    if not objective.reading.unit.startswith("record"):
+    if not objective.windowing.unit.startswith("record"):
         return []
     if rollout := inputs.job.spec.rollout:
-        return _cut_prompts(inputs.text[0].read, objective.reading.window - rollout.max_tokens)
+        return _cut_prompts(inputs.text[0].read, objective.windowing.window - rollout.max_tokens)
     read = inputs.text[0].read
-    shortest = objective.reading.window // 2
-    length = objective.reading.window
+    shortest = objective.windowing.window // 2
+    length = objective.windowing.window
     cut_texts = [words for words in map(read, read.longer_than(shortest)) if objective.is_cut(words)]
     if not cut_texts:
         return []
@@ -448,7 +454,7 @@ def workload_of(
     tokens: Tokens,
     model: Description | None = None,
     base: Base | None = None,
-    kept: FolderConfig | None = None,
+    folder_config: FolderConfig | None = None,
 ) -> Workload:
     """Return the workload over the vocabulary of prepared data. Raises InputError."""
     vocabulary = no_vocabulary() if data.samples is not None else tokens.vocabulary()
@@ -462,7 +468,7 @@ def workload_of(
         model=model,
         base=base,
         retry=tokens.folder.retry,
-        kept=kept,
+        folder_config=folder_config,
     )
 
 
@@ -476,7 +482,7 @@ def load_workload(
     model: Description | None = None,
     base: Base | None = None,
     retry: Retry | None = None,
-    kept: FolderConfig | None = None,
+    folder_config: FolderConfig | None = None,
 ) -> Workload:
     """Return the job's workload over a vocabulary, for prepared data of that format.
 
@@ -490,12 +496,12 @@ def load_workload(
         model: the resolved description of the model, if known.
         base: the initial weights; None for random weights, even if the job has workload.init_from.
         retry: how to retry reads.
-        kept: the pretrained folder's configuration that the run has kept; None to read the folder.
+        folder_config: the pretrained folder's configuration that the run has kept; None to read the folder.
 
     Raises InputError.
     """
     from workloads.adapters.frozen import frozen_by, thawed_after
-    from workloads.hf.tables.our_names import told_by_our_names
+    from workloads.hf.tables.our_names import in_our_names
     from workloads.load import load
 
     dropout, attention_dropout = spec.dropouts
@@ -519,14 +525,14 @@ def load_workload(
             begin=_begin(base, spec, data.labels, retry, data_format),
             adapter=adapter_of(spec),
             implementation=spec.implementation,
-            kept=kept,
+            kept=folder_config,
         )
         if base and spec.init_from and data_format >= BY_NAME:
             workload = with_text_of_base(workload, spec, base, retry)
     described = getattr(workload, "config", None)
-    with wrong_input("train.freeze"), told_by_our_names(described):
+    with wrong_input("train.freeze"), in_our_names(described):
         frozen = workload.frozen | frozen_by(train.freeze, workload)
-    with wrong_input("train.thaw"), told_by_our_names(described):
+    with wrong_input("train.thaw"), in_our_names(described):
         return replace(workload, frozen=frozen, thawed_after=thawed_after(train.thaw, frozen))
 
 
@@ -572,9 +578,9 @@ def vocabulary_before_data(job: ResolvedJob, data_format: int = FORMAT) -> Vocab
     made = Tokenizer.from_str(text)
     sentinels = tokenizer.sentinels(made)
     anywhere = np.ones(size, bool)
-    known: dict[str, Any] = {role: number for role, number in roles.items() if role != "unk"}
-    known |= {"added": first_added(made, size), "frame": frame_of(made)}
+    fields: dict[str, Any] = {role: number for role, number in roles.items() if role != "unk"}
+    fields |= {"added": first_added(made, size), "frame": frame_of(made)}
     is_new = data_format > EARLIER and not isinstance(source, TrainedTokenizer)
     if is_new and is_framed(job.spec.data, job.spec.workload):
-        known["before"] = tokenizer.around_text(made)[0]
-    return Vocabulary(size, **known, sentinels=tuple(sentinels), word_start=anywhere, sentence_end=anywhere)
+        fields["before"] = tokenizer.around_text(made)[0]
+    return Vocabulary(size, **fields, sentinels=tuple(sentinels), word_start=anywhere, sentence_end=anywhere)

@@ -98,8 +98,8 @@ class RewardSpec(StrictModel):
     @property
     def title(self) -> str:
         """Its name in metrics and messages."""
-        own = self.own.rpartition(":")[2] if self.own else None
-        return self.name or self.kind or own or "model"
+        function_name = self.own.rpartition(":")[2] if self.own else None
+        return self.name or self.kind or function_name or "model"
 
     @property
     def read_column(self) -> str:
@@ -117,21 +117,21 @@ class RewardSpec(StrictModel):
     def it_is_one_of_three(self) -> RewardSpec:
         ways = [key for key in WAYS if getattr(self, key) is not None]
         if len(ways) != 1:
-            given = f"has {' and '.join(ways)}" if ways else "has none of kind, own and model"
-            raise ValueError(f"{given}; give it exactly one of them")
+            problem = f"has {' and '.join(ways)}" if ways else "has none of kind, own and model"
+            raise ValueError(f"{problem}; give it exactly one of them")
         if not self.weight:
             raise ValueError("weight 0 changes nothing; remove the reward, or give it another weight")
         return self
 
     @model_validator(mode="after")
     def options_are_of_its_kind(self) -> RewardSpec:
-        what = f"kind: {self.kind}" if self.kind else "own" if self.own else "model"
+        label = f"kind: {self.kind}" if self.kind else "own" if self.own else "model"
         for key, kinds in OPTIONS.items():
             if self.kind not in kinds and key not in self.at_default(key):
-                places = " and ".join(f"kind: {kind}" for kind in kinds)
-                raise ValueError(f"{key} is only for {places}, but this is {what}; remove it")
-        if self.model is not None and (given := set(LIMITS) - self.at_default(*LIMITS)):
-            raise ValueError(f"{min(given)} is for kind and own, but this is model; remove it")
+                allowed_kinds = " and ".join(f"kind: {kind}" for kind in kinds)
+                raise ValueError(f"{key} is only for {allowed_kinds}, but this is {label}; remove it")
+        if self.model is not None and (set_limits := set(LIMITS) - self.at_default(*LIMITS)):
+            raise ValueError(f"{min(set_limits)} is for kind and own, but this is model; remove it")
         return self
 
     @model_validator(mode="after")

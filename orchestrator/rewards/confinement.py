@@ -124,9 +124,9 @@ def isolate() -> bool:
     library.prctl(_SET_PARENT_DEATH_SIGNAL, int(signal.SIGKILL))
     # The first process of a namespace ignores most signals, so the code runs in the second.
     if second := os.fork():
-        ended, status = os.wait()
-        while ended != second:
-            ended, status = os.wait()
+        pid, status = os.wait()
+        while pid != second:
+            pid, status = os.wait()
         os.write(write_end, str(status).encode())
         os._exit(0)
     os.close(write_end)
@@ -165,8 +165,8 @@ def write_only_in(folder: str) -> bool:
     rules = library.syscall(_CREATE_RULESET, attributes, ctypes.c_size_t(len(attributes)), ctypes.c_uint32(0))
     if rules < 0:
         return False
-    for place, rights in ((folder, changes), ("/dev/null", changes & (_WRITE_FILE | _TRUNCATE))):
-        descriptor = os.open(place, os.O_PATH | os.O_CLOEXEC)
+    for path, rights in ((folder, changes), ("/dev/null", changes & (_WRITE_FILE | _TRUNCATE))):
+        descriptor = os.open(path, os.O_PATH | os.O_CLOEXEC)
         rule = struct.pack("=Qi", rights, descriptor)
         failed = library.syscall(_ADD_RULE, rules, _PATH_BENEATH, rule, ctypes.c_uint32(0))
         os.close(descriptor)

@@ -20,10 +20,10 @@ def own_rule(reward: Mapping[str, Any]) -> Rule:
     try:
         function = load(name)
     except WorkloadError as error:
-        what, _, hint = str(error).rpartition("; ")
+        problem, _, hint = str(error).rpartition("; ")
         if isinstance(error, CannotImport):
             hint += ", or raise the reward's memory"
-        raise Refused(what, hint) from None
+        raise Refused(problem, hint) from None
     if not callable(function):
         raise Refused(f"{name} is not a function", "name one as module:function")
     arguments = _arguments(function)
@@ -41,22 +41,30 @@ def _arguments(function: Callable[..., Any]) -> Callable[[Mapping[str, Any]], di
         parameters = list(inspect.signature(function).parameters.values())
     except (TypeError, ValueError):  # a function in C may not say
         parameters = []
-    takes_all = not parameters or any(each.kind is each.VAR_KEYWORD for each in parameters)
-    named = {each.name for each in parameters if each.kind in (each.KEYWORD_ONLY, each.POSITIONAL_OR_KEYWORD)}
-    needed = {each.name for each in parameters if each.name in named and each.default is each.empty}
+    takes_all = not parameters or any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
+    named = {
+        parameter.name
+        for parameter in parameters
+        if parameter.kind in (parameter.KEYWORD_ONLY, parameter.POSITIONAL_OR_KEYWORD)
+    }
+    needed = {
+        parameter.name
+        for parameter in parameters
+        if parameter.name in named and parameter.default is parameter.empty
+    }
 
     def arguments(answer: Mapping[str, Any]) -> dict[str, Any]:
         columns = answer["columns"]
-        given = {**columns, "prompt": answer["prompt"], "answer": answer["text"]}
+        available = {**columns, "prompt": answer["prompt"], "answer": answer["text"]}
         if "columns" in named:
-            given["columns"] = dict(columns)
-        if missing := sorted(needed - given.keys()):
+            available["columns"] = dict(columns)
+        if missing := sorted(needed - available.keys()):
             raise Refused(
                 f"{getattr(function, '__name__', function)} takes {missing[0]}, which is not a column of the "
                 f"prompts (they have: {', '.join(sorted(columns)) or 'none'})",
                 "rename the argument, or name the column in data.sources.field",
             )
-        return given if takes_all else {key: value for key, value in given.items() if key in named}
+        return available if takes_all else {key: value for key, value in available.items() if key in named}
 
     return arguments
 
@@ -71,12 +79,12 @@ def seed(number: str) -> None:
 
 def problem_of(error: BaseException) -> str:
     """Return one line about an error of the user's code: its class, its message and where it was raised."""
-    place = ""
+    location = ""
     trace = error.__traceback__
     while trace is not None:
         code = trace.tb_frame.f_code
         if code.co_filename != __file__:
-            place = f" ({os.path.basename(code.co_filename)}:{trace.tb_lineno})"
+            location = f" ({os.path.basename(code.co_filename)}:{trace.tb_lineno})"
         trace = trace.tb_next
     text = " ".join(str(error).split())[:300]
-    return f"raised {type(error).__name__}{f': {text}' if text else ''}{place}"
+    return f"raised {type(error).__name__}{f': {text}' if text else ''}{location}"

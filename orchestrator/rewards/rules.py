@@ -45,9 +45,9 @@ def expected(reward: Mapping[str, Any], answer: Mapping[str, Any]) -> Any:
     column = reward["column"]
     columns = answer["columns"]
     if column not in columns:
-        known = ", ".join(sorted(columns)) or "none"
+        names = ", ".join(sorted(columns)) or "none"
         raise Refused(
-            f"the prompts have no column {column} (they have: {known})",
+            f"the prompts have no column {column} (they have: {names})",
             "name it in data.sources.field, or set the reward's column",
         )
     if columns[column] is None:
@@ -71,7 +71,7 @@ def exact_match(reward: Mapping[str, Any], answer: Mapping[str, Any]) -> float:
         return 0.0
     plain = _plain(reward)
     return float(
-        any(plain(str(each)) == plain(result) for each in (right if isinstance(right, list) else [right]))
+        any(plain(str(item)) == plain(result) for item in (right if isinstance(right, list) else [right]))
     )
 
 
@@ -143,8 +143,8 @@ def same_value(reward: Mapping[str, Any]) -> Rule:
         text = extracted(reward, answer["text"])
         if text is None:
             return 0.0
-        given = parsed(text if reward["pattern"] is None else f"\\boxed{{{text}}}")
-        return float(any(verified(gold, given) for gold in golds))
+        answer_value = parsed(text if reward["pattern"] is None else f"\\boxed{{{text}}}")
+        return float(any(verified(gold, answer_value) for gold in golds))
 
     return score
 

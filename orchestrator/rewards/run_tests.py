@@ -28,8 +28,8 @@ def main() -> None:
     end = os._exit
     dump = json.dumps
 
-    def tell(**said: object) -> None:
-        say(replies, dump({"token": token, **said}).encode() + b"\n")
+    def tell(**fields: object) -> None:
+        say(replies, dump({"token": token, **fields}).encode() + b"\n")
 
     say(replies, b'{"ready": true}\n')
     pid = os.getpid()

@@ -69,7 +69,7 @@ class RewardFailure:
     problem: str
 
     def __str__(self) -> str:
-        return f"{self.name} {self.problem} at {_place(self)}"
+        return f"{self.name} {self.problem} at {_answer_text(self)}"
 
 
 @dataclass(frozen=True, order=True)
@@ -109,7 +109,7 @@ class Scorer:
                 raise InputError("kind: math needs math-verify", f"rewards.{number}", install(EXTRA))
         self._rewards = [spec.rule for spec in specs]
         # Rules that need no limit save the way to a process and back, which takes longer than they do.
-        self._instant = {n: rule_of(each) for n, each in enumerate(self._rewards) if is_instant(each)}
+        self._instant = {n: rule_of(reward) for n, reward in enumerate(self._rewards) if is_instant(reward)}
         self._roots = list(roots)
         self._most = processes or processors_here()
         self._workers: list[WorkerProcess] = []
@@ -203,7 +203,7 @@ class Scorer:
                 replies[task] = reply
                 self.notes += [note for note in reply.get("notes", ()) if note not in self.notes]
                 if self._stops(task, reply):
-                    waiting = deque(each for each in waiting if each < task)
+                    waiting = deque(queued for queued in waiting if queued < task)
         return replies
 
     def _hand_out(self, waiting: deque[_Task], answers: Sequence[Answer]) -> None:
@@ -268,5 +268,5 @@ def weighted(specs: Sequence[RewardSpec], scores: Sequence[Mapping[str, float]])
     return totals
 
 
-def _place(failure: RewardFailure) -> str:
+def _answer_text(failure: RewardFailure) -> str:
     return f"prompt {failure.prompt_number} (step {failure.step}, answer {failure.k})"

@@ -43,8 +43,8 @@ def column_tests(column: Any) -> list[str]:
     follows the last is one more, unless it only defines something. Raises NoAnswer if there are none, or if the string
     is not Python.
     """
-    if isinstance(column, list) and column and all(isinstance(each, str) for each in column):
-        return [str(each) for each in column]
+    if isinstance(column, list) and column and all(isinstance(item, str) for item in column):
+        return [str(item) for item in column]
     if not isinstance(column, str):
         raise NoAnswer("the tests are neither a string nor a list of strings")
     try:
@@ -108,8 +108,8 @@ def become_test_process(
 
 def remove(folder: str) -> None:
     """Remove a folder, whatever permissions the code under test has left in it."""
-    for place, names, _ in os.walk(folder):
-        for path in (place, *(os.path.join(place, name) for name in names)):
+    for directory, names, _ in os.walk(folder):
+        for path in (directory, *(os.path.join(directory, name) for name in names)):
             if not os.path.islink(path):
                 os.chmod(path, 0o700)
     shutil.rmtree(folder, ignore_errors=True)

@@ -45,12 +45,12 @@ LOOK_EVERY = 1.0
 class Child:
     """A forked process that answers in lines."""
 
-    def __init__(self, run: Callable[[int, int], None], others: list[int]) -> None:
+    def __init__(self, run: Callable[[int, int], None], inherited: list[int]) -> None:
         """Fork the process.
 
         Args:
             run: what it does with two descriptors, for requests and replies. It must not return.
-            others: descriptors that the process closes.
+            inherited: descriptors that the process closes.
         """
         requests, self.requests = os.pipe()
         replies, answers = os.pipe()
@@ -59,7 +59,7 @@ class Child:
         self.pid = os.fork()
         if not self.pid:
             try:
-                for ours in (self.requests, replies, self.output, *others):
+                for ours in (self.requests, replies, self.output, *inherited):
                     os.close(ours)
                 for standard in (1, 2):
                     os.dup2(printed, standard)
@@ -106,14 +106,14 @@ class Child:
             with contextlib.suppress(OSError):
                 write(2, shown)
 
-    def ended(self) -> bool:
+    def has_ended(self) -> bool:
         """Return whether it has ended."""
         if self.status is None:
             pid, status = os.waitpid(self.pid, os.WNOHANG)
             self.status = status if pid else None
         return self.status is not None
 
-    def how_it_ended(self) -> str:
+    def exit_text(self) -> str:
         """Return how it ended, as a sentence without its subject."""
         code = os.waitstatus_to_exitcode(self.status or 0)
         if code >= 0:
@@ -131,7 +131,7 @@ class Child:
 
     def close(self) -> None:
         """Kill and reap it, and close its pipes."""
-        if not self.ended():
+        if not self.has_ended():
             os.kill(self.pid, signal.SIGKILL)
             _, self.status = os.waitpid(self.pid, 0)
         self.pass_on()
@@ -166,7 +166,7 @@ class Worker:
         for end in (self._wake, wake):
             os.set_blocking(end, False)
         signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
-        self._own = [requests, replies, self._wake, wake]
+        self._own_descriptors = [requests, replies, self._wake, wake]
         for number in (signal.SIGCHLD, signal.SIGUSR1):
             signal.signal(number, lambda *_: None)
         signal.signal(signal.SIGTERM, lambda *_: self.end())
@@ -207,22 +207,22 @@ class Worker:
         """Return what the process of a reward says of an answer."""
         reward = self._rewards[number]
         child = self._children.get(number)
-        if child is not None and child.ended():
+        if child is not None and child.has_ended():
             self._children.pop(number).close()
             child = None
         if child is None:
             child = self._children[number] = self._fork(lambda *pipes: serve(reward, *pipes), reward)
         try:
-            reply = self._start_of(child) or self._reply_of(child, reward, answer)
+            reply = self._start_problem(child) or self._reply_of(child, reward, answer)
         finally:
-            stays = child.is_ready and not child.ended()
+            stays = child.is_ready and not child.has_ended()
         if not stays or "ends" in reply:
             self._children.pop(number).close()
         if reward["kind"] == "math" and "limit" in reply:  # the answer's value is too large, so it is wrong
             reply["value"] = 0.0
         return reply
 
-    def _start_of(self, child: Child) -> dict[str, Any]:
+    def _start_problem(self, child: Child) -> dict[str, Any]:
         """Wait until a process is ready. Returns the reply if it is not; empty if it is."""
         if child.is_ready:
             return {}
@@ -230,9 +230,9 @@ class Worker:
         if line is not None and "ready" in line:
             child.is_ready = True
             return {}
-        what = child.how_it_ended() if child.ended() else f"did not start in {START_TIMEOUT:.0f} s"
+        problem = child.exit_text() if child.has_ended() else f"did not start in {START_TIMEOUT:.0f} s"
         hint = "fix it, or raise the memory of the reward"
-        return line or {"refused": what, "hint": hint, "again": child.was_killed()}
+        return line or {"refused": problem, "hint": hint, "again": child.was_killed()}
 
     def _reply_of(self, child: Child, reward: dict[str, Any], answer: dict[str, Any]) -> dict[str, Any]:
         child.begin_answer()
@@ -242,8 +242,8 @@ class Worker:
 
     def _limit_of(self, child: Child, reward: dict[str, Any]) -> dict[str, Any]:
         """Return the problem of a process that has ended or is too slow."""
-        if child.ended():
-            return {"problem": child.how_it_ended(), "again": child.was_killed(), "limit": True}
+        if child.has_ended():
+            return {"problem": child.exit_text(), "again": child.was_killed(), "limit": True}
         return {"problem": f"took longer than {reward['timeout']:g} s", "ends": True, "limit": True}
 
     def _tested(self, reward: dict[str, Any], answer: dict[str, Any]) -> dict[str, Any]:
@@ -274,10 +274,12 @@ class Worker:
             write(child.requests, line_of(job))
         if line := self._next_line(child, START_TIMEOUT):
             notes = line.get("notes", [])
-        if problem := self._start_of(child):
+        if problem := self._start_problem(child):
             return problem
         deadline = time.monotonic() + reward["timeout"]
-        while (left := deadline - time.monotonic()) > 0 and (line := self._next_line(child, left)):
+        while (seconds_left := deadline - time.monotonic()) > 0 and (
+            line := self._next_line(child, seconds_left)
+        ):
             if line.get("token") != token:  # the code under test has written it
                 continue
             if "passed" not in line:
@@ -296,7 +298,7 @@ class Worker:
             confinement.limit_memory(int(reward["memory"] * 2**30))
             run(requests, replies)
 
-        return Child(limited, [*self._own, *pipes])
+        return Child(limited, [*self._own_descriptors, *pipes])
 
     def _next_line(self, child: Child, seconds: float) -> dict[str, Any] | None:
         """Return the next line of a process; None if it has ended or gives none in that time."""
@@ -309,7 +311,7 @@ class Worker:
                     return line
             except (ValueError, TypeError):  # its code has written into the pipe
                 continue
-            has_ended = child.ended()  # asked before the pipe is read, which may hold its last words
+            has_ended = child.has_ended()  # asked before the pipe is read, which may hold its last words
             sources = [child.lines.source] if is_open else []
             outputs = [child.output] if child.prints else []
             readable = self._wait(

@@ -147,8 +147,8 @@ class Commits:
 
     def note_agreed(self, agreed: Agreed) -> None:
         """Note which snapshot all ranks have made. The rows up to its step count from now on."""
-        if agreed.held > self._complete:
-            self._complete = agreed.held
+        if agreed.snapshot_step > self._complete:
+            self._complete = agreed.snapshot_step
             self._context.release(self._complete)
 
     def before_training(self, progress: dict[str, Any]) -> None:

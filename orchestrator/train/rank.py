@@ -242,7 +242,7 @@ class Rank:
             stop=self._context.stop_requested(),
             failures=self._commits.failures,
             ready=self._commits.ready,
-            held=self._commits.held,
+            snapshot_step=self._commits.held,
             failed_step=self._commits.failed_step,
             busy=busy,
             memory=self._record.memory,

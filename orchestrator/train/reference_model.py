@@ -130,13 +130,13 @@ class References:
     def joined(self, inputs: TrainingInputs) -> TrainingInputs:
         """Return the inputs with the log-probabilities added to every sample."""
         readers = {
-            name: read.beside("reference", self._values[name].numpy())
+            name: read.with_values("reference", self._values[name].numpy())
             for name, read in _all_readers(inputs).items()
             if name in self._values
         }
         batches, sets = inputs.text
         if TRAINING in readers:
-            batches = batches.reading(readers[TRAINING])
+            batches = batches.with_reader(readers[TRAINING])
         sets = {
             name: dataclasses.replace(held, read=readers[name]) if name in readers else held
             for name, held in sets.items()

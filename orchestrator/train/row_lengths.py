@@ -97,7 +97,7 @@ def lengths_of(
     )
     # A loss with a mean over a micro-batch (experts' balance, a second head) depends on which samples share one.
     adds_up = not (has_means or config.moe or config.sentence_head or config.generator or workload.compares)
-    varies = workload.objective.reading.unit != "stream" and not packed
+    varies = workload.objective.windowing.unit != "stream" and not packed
     parts = 2 if getattr(workload.objective, "compares", False) else getattr(workload.objective, "parts", 1)
     return RowLengths(cuts=True, deals=adds_up and varies, multiple=multiple, parts=parts)
 

@@ -93,7 +93,7 @@ class TrainingProgress:
             best=meta.get("best") if comparable else None,
             stale=meta.get("stale", 0) if comparable else 0,
             best_of=meta.get("best_of", ""),
-            arithmetic=Arithmetic.of_meta(meta),
+            arithmetic=Arithmetic.from_meta(meta),
             continued_from=meta.get(CONTINUED),
             verified=meta.get(VERIFIED, 0),
         )

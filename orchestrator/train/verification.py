@@ -19,7 +19,7 @@ from orchestrator.config.resources import VerifySpec
 from orchestrator.parallel.device import Device
 from orchestrator.parallel.layout import Layout
 from orchestrator.parallel.rank_messages import any_rank, gather_json, swap_json
-from orchestrator.parallel.witness import Record, of_rows, to_rows
+from orchestrator.parallel.witness import Record, from_rows, to_rows
 from orchestrator.train.config import TrainSpec
 from orchestrator.train.engines.engine import Engine
 from orchestrator.train.suspects import Computed, are_alike, suspects
@@ -192,7 +192,7 @@ class RunningCheck:
         """See `StepCheck.gradients`."""
         again = self._computed[0].record
         if self.giver is not None and self.taker is not None:
-            again = of_rows(swap_json(to_rows(again), to=self.giver, of=self.taker))
+            again = from_rows(swap_json(to_rows(again), to=self.giver, of=self.taker))
         if not any_rank(not are_alike(record, again, self._tolerance)):
             return
         self._computed.append(Computed(self._rank, self._rank, record))
@@ -205,7 +205,7 @@ class RunningCheck:
         assert self.giver is not None
         assert self.taker is not None
         sent = [to_rows(copies), to_rows(others)]
-        their_copies, again = map(of_rows, swap_json(sent, to=self.giver, of=self.taker))
+        their_copies, again = map(from_rows, swap_json(sent, to=self.giver, of=self.taker))
         alike = are_alike(copies, their_copies, self._tolerance) and are_alike(own, again, self._tolerance)
         if not any_rank(not alike):
             return
@@ -220,7 +220,7 @@ class RunningCheck:
         """Raise ComputedWrongly with the ranks that are to blame."""
         mine = [[each.role, to_rows(each.record)] for each in self._computed]
         computed = [
-            Computed(role, rank, of_rows(rows))
+            Computed(role, rank, from_rows(rows))
             for rank, of_rank in enumerate(gather_json(mine))
             for role, rows in of_rank
         ]

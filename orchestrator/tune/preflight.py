@@ -7,11 +7,11 @@ from functools import partial
 
 from orchestrator.checkpoint.config import CheckpointSpec
 from orchestrator.config.spec import JobSpec
-from orchestrator.launch.active_controller import refuse_if_at_work
+from orchestrator.launch.active_controller import refuse_if_active
 from orchestrator.launch.job_checks import check_job
 from orchestrator.launch.machine_checks import check_labels
 from orchestrator.launch.own_sources import make_own_sources
-from orchestrator.launch.path_checks import check_all_places, check_written
+from orchestrator.launch.path_checks import check_all_uris, check_written
 from orchestrator.launch.worker import worker_at
 from orchestrator.planner.choose_precision import in_precision
 from orchestrator.resolve.precision import as_its_run
@@ -38,9 +38,9 @@ def checked_search(spec: JobSpec, sweep: RunDir, address: str | None) -> JobSpec
     """
     spec = spec.with_parts(train=as_its_run(spec.train, sweep))
     search = check_space(spec)
-    check_all_places(spec, sweep)
+    check_all_uris(spec, sweep)
     check_written(spec.checkpoint, spec.data, sweep, address)
-    refuse_if_at_work(sweep, *_at_work(sweep))
+    refuse_if_active(sweep, *_active_runs(sweep))
     make_own_sources(spec.data, address, partial(print, file=sys.stderr))
     first = grid(search)[0] if search.sampler == "grid" else drawn(search, spec.seed, 0)
     trial = job_of(spec, first)
@@ -60,7 +60,7 @@ def _registered(tune: TuneSpec, checkpoint: CheckpointSpec, model: str) -> Check
     return checkpoint.model_copy(update={"export": "safetensors" if is_object_reference(model) else "hf"})
 
 
-def _at_work(sweep: RunDir) -> list[RunDir]:
+def _active_runs(sweep: RunDir) -> list[RunDir]:
     """Return the runs of the trials that have not ended. Running ones keep their status up to date."""
     rows = sweep.rows(TRIALS)
     ended = {row["trial"] for row in rows if row["event"] == "ended"}

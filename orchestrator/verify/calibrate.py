@@ -46,7 +46,7 @@ SMALL: tuple[dict[str, Any], ...] = tuple(
 """Small models whose steps the calibration measures."""
 
 ALONE = (
-    *((asked, Layout(micro_batch=asked["batch"])) for asked in SMALL),
+    *((options, Layout(micro_batch=options["batch"])) for options in SMALL),
     (SMALL[1], Layout(micro_batch=1)),
     (SMALL[2], Layout(micro_batch=2)),
     ({**SMALL[2], "model": "llama-tiny"}, Layout(micro_batch=4)),
@@ -55,8 +55,8 @@ ALONE = (
 """Jobs of one process. Many micro-batches separate the cost of launches from the cost of computation."""
 
 NARROW = tuple(
-    ({**asked, "precision": "bf16"}, layout)
-    for asked, layout in (
+    ({**options, "precision": "bf16"}, layout)
+    for options, layout in (
         (SMALL[1], Layout(micro_batch=2)),
         (SMALL[2], Layout(micro_batch=8)),
         (SMALL[4], Layout(micro_batch=4)),
@@ -102,15 +102,15 @@ LEAST_DELAY = 0.001
 
 def calibrate() -> Profile:
     """Measure the profile of a core of this machine, in about a minute. Raises RuntimeError if a measurement fails."""
-    steps = [{"job": asked, "layout": layout.to_json()} for asked, layout in (*ALONE, *NARROW)]
+    steps = [{"job": options, "layout": layout.to_json()} for options, layout in (*ALONE, *NARROW)]
     alone = measured(1, {"operators": True, "steps": steps})
-    paired = [{"job": asked, "layout": layout.to_json()} for asked, layout in PAIRED]
+    paired = [{"job": options, "layout": layout.to_json()} for options, layout in PAIRED]
     # Thread wake-up times depend on where the kernel placed the threads, so measure twice, in new processes.
     first = measured(2, {"collectives": True, "steps": paired, "rounds": PAIRED_ROUNDS})
     again = measured(2, {"steps": paired, "rounds": PAIRED_ROUNDS})
     medians = [(a[1] + b[1]) / 2.0 for a, b in zip(first["steps"], again["steps"], strict=True)]
-    delay = statistics.median(each[-1] for each in alone["steps"] if each)
-    fastest = [each[0] if each else None for each in alone["steps"]]
+    delay = statistics.median(seconds[-1] for seconds in alone["steps"] if seconds)
+    fastest = [seconds[0] if seconds else None for seconds in alone["steps"]]
     profile = profile_of(alone["operators"], first["collectives"], fastest, delay)
     return with_messages(profile, medians)
 
@@ -134,7 +134,7 @@ def profile_of(
     rank's relative delay.
     """
     rates = rates_of(operators["matrix"])
-    peaks = {name: max(rate for _, rate in rows) for name, rows in rates.items()}
+    peaks = {name: max(rate for _, rate in pairs) for name, pairs in rates.items()}
     # a cache that holds a small model is faster than main memory
     bandwidth = max(operators["copy"], operators["elements"], operators["optimizer"])
     latency, speed = link_of(messages)
@@ -162,18 +162,18 @@ def profile_of(
     document["eager"] = {"value": passes, "source": fitted}
     narrow = {"half_size": half_size(rates["bf16"], peaks["bf16"]), "launch": launch, "eager": passes}
     document["narrow"] = {**narrow, "source": fitted}
-    of_narrow = steps[len(ALONE) :]
-    if sum(each is not None for each in of_narrow) > 1:  # two figures need two steps
-        both = _launch_and_passes(Profile.model_validate(document), "bf16", NARROW, of_narrow)
-        document["narrow"] |= dict(zip(("launch", "eager"), both, strict=True))
+    narrow_steps = steps[len(ALONE) :]
+    if sum(seconds is not None for seconds in narrow_steps) > 1:  # two figures need two steps
+        launch_and_passes = _launch_and_passes(Profile.model_validate(document), "bf16", NARROW, narrow_steps)
+        document["narrow"] |= dict(zip(("launch", "eager"), launch_and_passes, strict=True))
     return Profile.model_validate(document)
 
 
 def rates_of(matrix: Mapping[str, Sequence[Any]]) -> dict[str, list[tuple[Sequence[int], float]]]:
     """Return the sizes and the FLOP/s of each measured matrix product, by precision."""
     return {
-        name: [(sizes, 2.0 * math.prod(sizes) / seconds) for sizes, seconds in rows]
-        for name, rows in matrix.items()
+        name: [(sizes, 2.0 * math.prod(sizes) / seconds) for sizes, seconds in measurements]
+        for name, measurements in matrix.items()
     }
 
 
@@ -224,30 +224,32 @@ def with_messages(profile: Profile, steps: Sequence[float]) -> Profile:
     """
     machine = profile.machine("fp32")
     jobs = [
-        (*predicted_with(asked), layout, seconds)
-        for (asked, layout), seconds in zip(PAIRED, steps, strict=True)
+        (*predicted_with(options), layout, seconds)
+        for (options, layout), seconds in zip(PAIRED, steps, strict=True)
     ]
-    flat = [each for each in jobs if each[3].pp == 1]
-    staged = [each for each in jobs if each[3].pp > 1]
+    flat = [job for job in jobs if job[3].pp == 1]
+    staged = [job for job in jobs if job[3].pp > 1]
 
-    found = []
+    fits = []
     for share, crowding in itertools.product(SHARES, CROWDINGS):
         link = Link(machine.inside.latency, share * machine.inside.bandwidth)
         tried = replace(machine, inside=link, crowding=crowding)
-        parts = [(*_by_collectives(each, tried), each[-1]) for each in flat]
+        parts = [(*_by_collectives(job, tried), job[-1]) for job in flat]
         error, collective, waking = min(
             (
-                sum(abs(math.log((own + a * begins + b * more) / real)) for own, a, b, real in parts),
+                sum(
+                    abs(math.log((constant + a * begins + b * more) / real)) for constant, a, b, real in parts
+                ),
                 begins,
                 more,
             )
             for begins, more in itertools.product(BEGINNINGS, WAKINGS)
         )
-        of_stages, message = min(
-            (_error(staged, replace(tried, message=each)), each) for each in BEGINNINGS[::2]
+        stage_error, message = min(
+            (_error(staged, replace(tried, message=begins)), begins) for begins in BEGINNINGS[::2]
         )
-        found.append((error + of_stages, collective, waking, message, link.bandwidth, crowding))
-    _, collective, waking, message, bandwidth, crowding = min(found)
+        fits.append((error + stage_error, collective, waking, message, link.bandwidth, crowding))
+    _, collective, waking, message, bandwidth, crowding = min(fits)
     source = "fitted to steps of two processes measured by orchestrator calibrate"
     document = profile.model_dump()
     fitted = {"collective": collective, "waking": waking, "message": message, "crowding": crowding}
@@ -265,11 +267,11 @@ def _by_collectives(job: Measured, machine: Machine) -> tuple[float, float, floa
     The result is its seconds with both at zero, and the coefficient of each.
     """
     shape, batch, program, layout, _ = job
-    own, begun, woken = (
+    constant, with_collective, with_waking = (
         step_time(shape, layout, batch, replace(machine, collective=begins, waking=more), program).seconds
         for begins, more in ((0.0, 0.0), (1.0, 0.0), (0.0, 1.0))
     )
-    return own, begun - own, woken - own
+    return constant, with_collective - constant, with_waking - constant
 
 
 def _error(jobs: Sequence[Measured], machine: Machine) -> float:
@@ -292,8 +294,8 @@ def _launch_and_passes(
     """
     machine = replace(profile.machine(precision), delay=0.0)
     jobs = [
-        (*predicted_with(asked), layout, seconds)
-        for (asked, layout), seconds in zip(measured, steps, strict=True)
+        (*predicted_with(options), layout, seconds)
+        for (options, layout), seconds in zip(measured, steps, strict=True)
         if seconds is not None
     ]
 
@@ -328,9 +330,9 @@ def job(
     )
 
 
-def predicted_with(asked: dict[str, Any]) -> tuple[ModelShape, int, Program]:
+def predicted_with(options: dict[str, Any]) -> tuple[ModelShape, int, Program]:
     """Return the model's shape, the batch and the program of a measured job."""
-    spec = job(**asked)
+    spec = job(**options)
     config = describe(spec.workload.model, spec.workload.changes, objective="causal_lm")
     program = replace(demand_of(spec).program, commit_every=0)
     return model_shape(config, spec.data.sequence_length), spec.train.global_batch, program

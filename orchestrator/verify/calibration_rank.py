@@ -61,13 +61,13 @@ def measure(config: dict[str, Any], context: WorkerContext) -> dict[str, Any]:
         result["collectives"] = [[size, _all_reduce(size, device.device)] for size in MESSAGES]
     if config.get("steps"):
         measured = rates_of(result["operators"]["matrix"]) if config.get("operators") else {}
-        rates = {name: max(rate for _, rate in rows) for name, rows in measured.items()}
+        rates = {name: max(rate for _, rate in products) for name, products in measured.items()}
         rounds = config.get(
             "rounds", ROUNDS * dist.get_world_size()
         )  # more rounds for processes that wait for each other
         result["steps"] = [
-            _step(each["job"], each["layout"], device, rounds) if _ends_soon(each["job"], rates) else None
-            for each in config["steps"]
+            _step(step["job"], step["layout"], device, rounds) if _ends_soon(step["job"], rates) else None
+            for step in config["steps"]
         ]
     close_device()
     return result
@@ -163,14 +163,14 @@ def _all_reduce(size: int, device: torch.device) -> float:
     return min(result)
 
 
-def _step(asked: dict[str, Any], layout: dict[str, Any], device: Device, rounds: int) -> list[float]:
+def _step(options: dict[str, Any], layout: dict[str, Any], device: Device, rounds: int) -> list[float]:
     """Return figures of that job's step under that layout, without the first two steps.
 
     They are the shortest and the median seconds, the shortest CPU seconds of this process, which other processes do not
     affect, and the mean relative delay of a step over its shortest. For a single process, the first two are CPU seconds
     too.
     """
-    spec, chosen = job(**asked), Layout.from_json(layout)
+    spec, chosen = job(**options), Layout.from_json(layout)
     size, length = spec.workload.changes["vocab_size"], spec.data.sequence_length
     workload = load(
         spec.workload.model,
@@ -188,16 +188,16 @@ def _step(asked: dict[str, Any], layout: dict[str, Any], device: Device, rounds:
     for _ in range(chosen.accumulation(spec.train.global_batch)):
         ids = torch.randint(1, size, (chosen.micro_batch, length), generator=generator)
         batches.append({"tokens": ids, "labels": ids})
-    own, wall = [], []
+    cpu_seconds, wall_seconds = [], []
     for _ in range(2 + rounds):
         dist.barrier()
         began_own, began = time.process_time(), time.perf_counter()
         engine.train_step([dict(batch) for batch in batches], 1e-4)
-        own.append(time.process_time() - began_own)
-        wall.append(time.perf_counter() - began)
+        cpu_seconds.append(time.process_time() - began_own)
+        wall_seconds.append(time.perf_counter() - began)
     engine.close()
-    result = own if chosen.world == 1 else wall
-    return [min(result[2:]), statistics.median(result[2:]), min(own[2:]), _delay(wall[2:])]
+    result = cpu_seconds if chosen.world == 1 else wall_seconds
+    return [min(result[2:]), statistics.median(result[2:]), min(cpu_seconds[2:]), _delay(wall_seconds[2:])]
 
 
 def _delay(seconds: list[float]) -> float:

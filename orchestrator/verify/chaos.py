@@ -82,9 +82,9 @@ def _compared(
                     "fix the job first",
                 )
             # Automatic choices of the first run also apply to the runs that are compared with it.
-            asked = load(job)
-            train = as_its_run(asked.train, undisturbed.run_dir)
-            job.write_text(dump(asked.with_parts(train=train)))
+            spec = load(job)
+            train = as_its_run(spec.train, undisturbed.run_dir)
+            job.write_text(dump(spec.with_parts(train=train)))
             comparisons = []
             for number, faults in enumerate(disturbed):
                 name = faults[0] if len(faults) == 1 else f"{len(faults)} random faults"

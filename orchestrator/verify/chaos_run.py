@@ -68,7 +68,7 @@ class ChaosRun:
 
     def end(self) -> RunEnd:
         """Return the compared values: rows, events, duration, and leftover processes and files."""
-        left = leftovers_of(self._cluster.folder)
+        leftovers = leftovers_of(self._cluster.folder)
         events = self.run_dir.rows(EVENTS)
         return RunEnd(
             self.ended,
@@ -76,7 +76,7 @@ class ChaosRun:
             fault_times=tuple(self.fault_times),
             rows=self.rows(),
             events=events,
-            left=left,
+            left=leftovers,
         )
 
     def _inject_faults(self, process: subprocess.Popen[bytes]) -> None:

@@ -61,7 +61,7 @@ class RunComparison:
     missed: int = 0
 
     @property
-    def held(self) -> bool:
+    def is_same(self) -> bool:
         """Return whether both runs are the same."""
         same = self.receipt in ("same", "as on record") and not self.losses.startswith("differ")
         return self.ended == "done" and same and not self.left and not self.missed
@@ -168,4 +168,4 @@ def _placement_groups() -> list[str]:
 
 def to_json(comparisons: Sequence[RunComparison]) -> list[dict[str, Any]]:
     """Return each comparison as plain data, with `held`: whether it is the same run."""
-    return [{**dataclasses.asdict(comparison), "held": comparison.held} for comparison in comparisons]
+    return [{**dataclasses.asdict(comparison), "held": comparison.is_same} for comparison in comparisons]

@@ -112,9 +112,11 @@ def _moved(ratio: float) -> float:
 
 def _bounded(profile: Profile, key: str, before: float, after: float) -> float:
     """Limit `after` to within TOGETHER of the calibrated figure. A share grows at most to 1."""
-    begun = next((c.before for entry in profile.refined for c in entry.changes if c.figure == key), before)
-    upper = min(begun * TOGETHER, max(begun, 1.0)) if "share" in key else begun * TOGETHER
-    return min(max(after, begun / TOGETHER), upper)
+    calibrated = next(
+        (c.before for entry in profile.refined for c in entry.changes if c.figure == key), before
+    )
+    upper = min(calibrated * TOGETHER, max(calibrated, 1.0)) if "share" in key else calibrated * TOGETHER
+    return min(max(after, calibrated / TOGETHER), upper)
 
 
 def _value(document: Mapping[str, Any], key: str) -> float:
@@ -126,10 +128,10 @@ def _value(document: Mapping[str, Any], key: str) -> float:
 
 def _set(document: dict[str, Any], key: str, value: float) -> None:
     *path, last = key.split(".")
-    found: Any = document
+    target: Any = document
     for name in path:
-        found = found[name]
-    found[last] = value
+        target = target[name]
+    target[last] = value
 
 
 FEWEST = 20
@@ -159,8 +161,8 @@ def refine(demand: Demand, shape_of: Callable[[], ModelShape], run: RunDir, path
     if demand.on_gpu:
         raise InputError("ran on GPUs, but this profile is for CPUs", run.uri, "name a CPU run")
     _check_machine(summary.get("machine") or {}, run)
-    known = {entry.run for entry in profile.refined}
-    if run.uri in known:
+    refined_runs = {entry.run for entry in profile.refined}
+    if run.uri in refined_runs:
         raise InputError("has refined this profile already", run.uri, "undo that with --undo")
     if len(summary.get("layouts") or ()) > 1:
         raise InputError("ran under several layouts", run.uri, "name a run under one")
@@ -201,10 +203,10 @@ def delay_of(newest_first: Iterable[Row]) -> float:
         if row.get("attempt") != attempt or len(delays) > MOST:
             break
         delays.append(sum(row.get(f"{part}_seconds", 0.0) for part in ("forward", "backward", "optimizer")))
-    own = sorted(delays[:-1])
-    if len(own) < FEWEST - 1 or own[0] <= 0.0:
+    computing = sorted(delays[:-1])
+    if len(computing) < FEWEST - 1 or computing[0] <= 0.0:
         return 0.0
-    return statistics.fmean(own) / own[len(own) // 20] - 1.0
+    return statistics.fmean(computing) / computing[len(computing) // 20] - 1.0
 
 
 def undo(path: Path) -> Profile:
@@ -217,11 +219,11 @@ def undo(path: Path) -> Profile:
 
 def _check_machine(ran_on: Mapping[str, Any], run: RunDir) -> None:
     """Raise InputError for a run of another kind of machine."""
-    here, kind = this_machine(), ("processor", "cores")
+    machine, kind = this_machine(), ("processor", "cores")
     if not all(ran_on.get(key) for key in kind):
         raise InputError("does not say on which machine it ran", run.uri, "name a run of this version")
-    if any(ran_on[key] != here[key] for key in kind):
-        theirs, mine = (f"{of['cores']} x {of['processor']}" for of in (ran_on, here))
+    if any(ran_on[key] != machine[key] for key in kind):
+        theirs, mine = (f"{of['cores']} x {of['processor']}" for of in (ran_on, machine))
         hint = "refine the profile on that machine"
         raise InputError(f"ran on {theirs}, but this machine has {mine}", run.uri, hint)
 

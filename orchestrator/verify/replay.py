@@ -126,7 +126,7 @@ def replay(spec: JobSpec, run: RunDir, step: int | None, steps: int) -> ReplayRe
         Store(run.commits),
         step,
         replay_from,
-        lambda store, asked: _choose(store, _recorded(run, min(store.steps(), default=0)), asked),
+        lambda store, requested: _choose(store, _recorded(run, min(store.steps(), default=0)), requested),
     )
 
 
@@ -138,9 +138,9 @@ def _recorded(run: RunDir, step: int) -> dict[int, Row]:
 def _choose(store: Store, recorded: dict[int, Row], step: int | None) -> int:
     result = [number for number in store.steps() if number + 1 in recorded]
     if step is not None and step not in result:
-        known = ", ".join(map(str, result)) or "none"
+        choices = ", ".join(map(str, result)) or "none"
         raise InputError(
-            f"there is no commit at step {step} with steps after it", store.uri, f"choose from: {known}"
+            f"there is no commit at step {step} with steps after it", store.uri, f"choose from: {choices}"
         )
     if not result:
         raise InputError(
@@ -151,9 +151,9 @@ def _choose(store: Store, recorded: dict[int, Row], step: int | None) -> int:
 
 def _layouts(run: RunDir, manifest: CommitManifest) -> list[dict[str, Any]]:
     """Return the recorded layouts with their texts: the layout of the checkpoint, and those of all starts."""
-    known = [manifest.meta["layout"]]
-    known += [event["layout"] for event in run.rows("events.jsonl") if event.get("layout")]
-    return [{**layout, "text": str(Layout.from_json(layout))} for layout in known]
+    layouts = [manifest.meta["layout"]]
+    layouts += [event["layout"] for event in run.rows("events.jsonl") if event.get("layout")]
+    return [{**layout, "text": str(Layout.from_json(layout))} for layout in layouts]
 
 
 def _compare(recorded: Row, replayed: Row) -> Row:

@@ -15,7 +15,7 @@ from typing import Any
 import paths  # noqa: F401
 
 from orchestrator.config.spec import parse
-from orchestrator.controller.failure_simulation import HOUR, Fleet, live
+from orchestrator.controller.failure_simulation import HOUR, FailureModel, simulate
 from orchestrator.controller.state import Policy, policy_of
 from orchestrator.parallel.layout import Layout
 from orchestrator.planner.cluster_file import Failures
@@ -47,7 +47,7 @@ def row(
     """Simulate a run, and print its row."""
     rates, spares = Failures(), round(nodes * SPARES)
     more: dict[str, Any] = {"breaks": factor * rates.breaks(8), "software": factor / rates.software}
-    fleet = Fleet(
+    failure_model = FailureModel(
         nodes=nodes + spares,
         per_node=8,
         repair=12 * HOUR,
@@ -57,11 +57,12 @@ def row(
         snapshot_every=snapshots,
         **more,
     )
-    lives = [live(policy(nodes, 20.0, every), fleet, seed) for seed in range(3)]
-    minutes = 60 / (sum(fleet.rates.values()) * nodes)
-    goodput = statistics.fmean(life.goodput for life in lives)
+    results = [simulate(policy(nodes, 20.0, every), failure_model, seed) for seed in range(3)]
+    minutes = 60 / (sum(failure_model.rates.values()) * nodes)
+    goodput = statistics.fmean(result.goodput for result in results)
     lost, starts = (
-        statistics.fmean(life.parts[part] / life.seconds for life in lives) for part in ("lost", "restarts")
+        statistics.fmean(result.parts[part] / result.seconds for result in results)
+        for part in ("lost", "restarts")
     )
     kept = f"{every * STEP / 60:.0f} min" + (
         f", snapshots each {snapshots * STEP:.0f} s" if snapshots else ""

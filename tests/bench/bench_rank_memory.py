@@ -77,12 +77,12 @@ def read(place: Path, how: str) -> None:
     from orchestrator.data.samples.windows import windows_of
     from orchestrator.data.store.tokens import Tokens
     from workloads.objectives.causal_lm import CausalLM
-    from workloads.workload import Reading, Vocabulary
+    from workloads.workload import Vocabulary, Windowing
 
     before, began = anonymous(), time.perf_counter()
     tokens = Tokens.open(str(place))
     if "documents" in how:
-        windows = windows_of(tokens, 0, Reading("document", 1024, 1024))
+        windows = windows_of(tokens, 0, Windowing("document", 1024, 1024))
         places, first = np.random.default_rng(1).integers(0, len(windows), 4000), 0.0
         for sample in places.tolist():
             tokens.window(0, *windows.pieces(sample)[0])

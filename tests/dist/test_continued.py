@@ -12,7 +12,7 @@ from local_chain import drive_chain_here
 from local_run import LocalGang, drive_here
 
 from orchestrator.checkpoint.commit_store import Store
-from orchestrator.cli.data_samples import Wanted, inputs_of, look
+from orchestrator.cli.data_samples import Wanted, describe, inputs_of
 from orchestrator.config.errors import InputError
 from orchestrator.config.outcome import Outcome
 from orchestrator.config.spec import load
@@ -88,7 +88,7 @@ def test_another_layout_batch_and_schedule_read_on_where_the_first_phase_ended(
     assert [row["tokens"] // 32 for row in found] == list(range(FIRST * 8 + 4, last.position + 1, 4))
     told = inputs_of(str(tmp_path / "second"))
     assert told is not None
-    shown = look(*told, Wanted(FIRST * 8 - 1, None, 0, 6))["samples"]
+    shown = describe(*told, Wanted(FIRST * 8 - 1, None, 0, 6))["samples"]
     assert [sample["step"] for sample in shown] == [None, *[FIRST + 1] * 4, FIRST + 2]
 
 

@@ -22,7 +22,7 @@ from orchestrator.config.chain import parse_chain
 from orchestrator.config.document import STAGES
 from orchestrator.config.spec import parse
 from orchestrator.evaluate.task_files import read_task
-from orchestrator.launch.first_job import job_text
+from orchestrator.launch.first_job import first_job
 from orchestrator.planner import cluster_file
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -94,7 +94,7 @@ def test_a_file_is_read(text: str, tmp_path: Path) -> None:
         assert cluster_file.load(path).device == document["device"]
     else:
         is_whole = STAGES in document or {"name", "workload", "data"} <= document.keys()
-        whole = {} if is_whole else yaml.safe_load(job_text("text", ["my/*.txt"]))
+        whole = {} if is_whole else yaml.safe_load(first_job("text", ["my/*.txt"]).text)
         if not is_whole:
             whole = within({"data": {"validation": {"share": 0.1}}}, whole)
         if "samples" in document.get("data", {}):

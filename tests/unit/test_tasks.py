@@ -14,7 +14,7 @@ import yaml
 
 from orchestrator.cli.app import app
 from orchestrator.config.spec import load, parse
-from orchestrator.launch.first_job import job_text
+from orchestrator.launch.first_job import first_job
 
 GUIDES = Path(__file__).parents[2] / "docs/guides"
 PAGES = [(GUIDES / name).read_text() for name in ("tasks.md", "run-tasks.md")]
@@ -49,7 +49,7 @@ def test_every_task_fits_a_screen() -> None:
 
 def test_the_job_files_and_overrides_are_read(tmp_path: Path) -> None:
     path = tmp_path / "job.yaml"
-    path.write_text(job_text("text", ["my/*.txt"]))
+    path.write_text(first_job("text", ["my/*.txt"]).text)
     for words in COMMANDS:
         given = [words[n + 1] for n, word in enumerate(words) if word == "--set"]
         hf = ["workload.model=hf:path/to/model", "data.tokenizer=path/to/model"] if "hf.yaml" in words else []

@@ -81,16 +81,16 @@ class ExtendedTable:
 
 @dataclass(frozen=True)
 class ReorderedHead:
-    """Weights whose classification head takes its rows in the order `rows`. `told` is added to the notes."""
+    """Weights whose classification head takes its rows in the order `rows`. `extra_notes` follow its notes."""
 
     stored: StoredWeights
     rows: tuple[int, ...]
-    told: tuple[str, ...] = ()
+    extra_notes: tuple[str, ...] = ()
 
     @property
     def notes(self) -> Sequence[str]:
         """See `StoredWeights`."""
-        return (*self.stored.notes, *self.told)
+        return (*self.stored.notes, *self.extra_notes)
 
     def find(self, name: str) -> StoredTensor | None:
         """See `StoredWeights`."""
@@ -131,24 +131,24 @@ def may_begin_anew(config: TransformerConfig, name: str) -> bool:
 
 @dataclass(frozen=True)
 class Misfit:
-    """A tensor of a model that a checkpoint lacks, or has in the shape `there`."""
+    """A tensor of a model that a checkpoint lacks, or has in the shape `stored_shape`."""
 
     name: str
     shape: torch.Size
-    there: torch.Size | None = None
+    stored_shape: torch.Size | None = None
 
     def __str__(self) -> str:
-        if self.there is None:
+        if self.stored_shape is None:
             return f"{self.name} {list(self.shape)} is missing"
-        return f"{self.name} is {list(self.there)} where the model has {list(self.shape)}"
+        return f"{self.name} is {list(self.stored_shape)} where the model has {list(self.shape)}"
 
 
 class DoesNotFit(WorkloadError):
-    """The tensors of a checkpoint are not those of the model; `found` are those that differ."""
+    """The tensors of a checkpoint are not those of the model; `misfits` are those that differ."""
 
     def __init__(self, message: str, problems: Sequence[Misfit]) -> None:
         super().__init__(message)
-        self.found = tuple(problems)
+        self.misfits = tuple(problems)
 
 
 def misfits(
@@ -190,7 +190,7 @@ def refuse_strange(names: Sequence[str], where: str, hint: str) -> None:
         raise WorkloadError(f"{where} has {listed(sorted(names))}, which this model lacks; {hint}")
 
 
-def told(
+def weight_notes(
     shapes: Mapping[str, torch.Size],
     stored: Callable[[str], torch.Size | None],
     left_out: Sequence[str],

@@ -12,7 +12,7 @@ from workloads.objectives.options import choice
 from workloads.objectives.sampled import IGNORE, Read, Sample, SampledObjective
 from workloads.objectives.spans import padded
 from workloads.record_format import CLOSE, MARK, from_end
-from workloads.workload import Reading
+from workloads.workload import Windowing
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,9 +32,9 @@ class Conversation(SampledObjective):
     truncate: str = choice("end", "start")
 
     @property
-    def reading(self) -> Reading:
+    def windowing(self) -> Windowing:
         unit = "records" if self.pack == "yes" else "record"
-        return Reading(unit, self.sequence_length, self.sequence_length)  # type: ignore[arg-type]
+        return Windowing(unit, self.sequence_length, self.sequence_length)  # type: ignore[arg-type]
 
     def sample(self, read: Read, sample: int, rng: np.random.Generator) -> Sample:
         documents = [self.kept(words) for words in _apart(np.asarray(read(sample), dtype=np.int64))]

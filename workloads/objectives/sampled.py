@@ -19,7 +19,7 @@ from numpy.typing import ArrayLike
 
 from workloads.errors import WorkloadError
 from workloads.objectives import options
-from workloads.workload import IGNORED, Batch, Reading, Text, Vocabulary
+from workloads.workload import IGNORED, Batch, Text, Vocabulary, Windowing
 
 IGNORE = IGNORED
 """The label of a position that is not predicted."""
@@ -62,13 +62,13 @@ class SampledObjective(ABC):
     begins, ends = "", ""
     """The roles of the tokens around each text that the model reads, as an exported tokenizer adds them."""
     unit: ClassVar[Literal["stream", "document", "documents", "record", "records"]] = "stream"
-    """How a sample reads the text; see `Reading`."""
+    """How a sample reads the text; see `Windowing`."""
     overlap: ClassVar[int] = 0
     """Number of tokens at the end of a stream's window that the next window repeats."""
     least_documents: ClassVar[int] = 1
     """Minimum number of documents of the text."""
     partial: ClassVar[bool] = False
-    """Whether a window of a stream may be shorter, see `Reading`."""
+    """Whether a window of a stream may be shorter, see `Windowing`."""
 
     framed: ClassVar[bool] = False
     """Whether the tokenizer's special tokens surround each text in prepared data, see `Vocabulary.before`. Other
@@ -115,12 +115,12 @@ class SampledObjective(ABC):
         """
 
     @property
-    def reading(self) -> Reading:
+    def windowing(self) -> Windowing:
         """Return how the text is divided into samples: without gaps, except under rule 1."""
         window = self.window(self.sequence_length)
         if self.rule == 1:
-            return Reading("stream", window, self.sequence_length, partial=self.partial)
-        return Reading(self.unit, window, window - self.overlap, self.least_documents, self.partial)
+            return Windowing("stream", window, self.sequence_length, partial=self.partial)
+        return Windowing(self.unit, window, window - self.overlap, self.least_documents, self.partial)
 
     def collate(self, read: Read, ids: Sequence[int], turn: int) -> Batch:
         """Return a batch of the samples `ids`, stacked, each independent of the others."""
@@ -150,7 +150,7 @@ class SampledObjective(ABC):
     def read_window(self, read: Read, sample: int) -> np.ndarray:
         """Return the raw tokens of a sample, int64 [window or fewer]. Raises WorkloadError if they do not fit."""
         tokens = np.asarray(read(sample), dtype=np.int64)
-        requirement = self.reading
+        requirement = self.windowing
         expected = requirement.window
         least = expected if requirement.unit == "stream" and not requirement.partial else 1
         fits = least <= len(tokens) <= expected

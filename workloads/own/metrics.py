@@ -12,7 +12,7 @@ from workloads.errors import WorkloadError
 from workloads.model.electra import ElectraOutput
 from workloads.own.network import Losses
 from workloads.own.object_reference import load
-from workloads.own.rows import there
+from workloads.own.rows import sample_rows
 from workloads.workload import Batch, Loss
 
 
@@ -48,7 +48,7 @@ class OwnMetrics:
             except Exception as error:  # whatever the user's code raises
                 reason = " ".join(f"{type(error).__name__}: {error}".split())[:200]
                 raise WorkloadError(f"{name} failed ({reason}); fix it") from None
-            rows = there(batch)
+            rows = sample_rows(batch)
             if value.shape != rows.shape:
                 raise WorkloadError(
                     f"{name} gives shape {tuple(value.shape)} for {len(rows)} samples; give a number for each"

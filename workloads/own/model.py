@@ -33,7 +33,7 @@ from workloads.own.flat_code import flat_code
 from workloads.own.generate import generate, logits_of, reads_length
 from workloads.own.network import ASKED, Logits, Losses, OwnNetwork
 from workloads.own.object_reference import call, load
-from workloads.own.rows import LABELS, there
+from workloads.own.rows import LABELS, sample_rows
 from workloads.plain_module import depths_of, embeddings_in, embeddings_of, initial_of, shapes_of
 from workloads.workload import (
     COUNTED,
@@ -308,7 +308,7 @@ class OwnWorkload:
             assert of_tokens is not None
             return of_tokens(output.logits, batch["labels"])
         counted = self._counted(output.losses, batch)
-        shape, rows = output.losses.shape, there(batch)
+        shape, rows = output.losses.shape, sample_rows(batch)
         weight = counted.view(*counted.shape, *[1] * (len(shape) - counted.dim())).expand(shape)
         total = output.losses.float().masked_fill(~weight, 0.0).sum()
         sums = {}

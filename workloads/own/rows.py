@@ -10,7 +10,7 @@ from workloads.workload import COUNTED, IGNORED, Batch
 LABELS = "labels"
 
 
-def there(batch: Batch) -> Tensor:
+def sample_rows(batch: Batch) -> Tensor:
     """Return which rows are samples, bool [B]. Padding rows have nothing to predict."""
     if COUNTED in batch:
         return batch[COUNTED]

@@ -14,7 +14,7 @@ from workloads.errors import WorkloadError
 from workloads.objectives.sampled import generator
 from workloads.own.object_reference import call, load
 from workloads.own.rows import COUNTED
-from workloads.workload import Batch, Reading, Text
+from workloads.workload import Batch, Text, Windowing
 
 SAMPLES = "samples"
 """The name of the objective for the user's own samples. The model computes the loss."""
@@ -34,9 +34,9 @@ class OfSamples:
         return sequence_length
 
     @property
-    def reading(self) -> Reading:
-        """See Objective.reading."""
-        return Reading("stream", 1, 1)
+    def windowing(self) -> Windowing:
+        """See Objective.windowing."""
+        return Windowing("stream", 1, 1)
 
     def collate(self, read: Text, ids: Sequence[int], turn: int) -> Batch:
         """Raise WorkloadError: there is no text to read."""

@@ -28,8 +28,8 @@ class CleanedText:
 
         Raises InputError as reading the part does.
         """
-        kept = kept_of(DataFolder(self.uri), self.cleaning.key, part_key(part))
+        is_kept = kept_of(DataFolder(self.uri), self.cleaning.key, part_key(part))
         steps = changes(self.uri, self.cleaning, None)
         for number, (text, row) in enumerate(texts(part, self.cleaning.columns, rejected)):
-            if kept[number]:
+            if is_kept[number]:
                 yield from cut_text(changed(text, row, steps, part), FORMAT)

@@ -15,7 +15,7 @@ from orchestrator.data import sources
 from orchestrator.data.clean.config import Decontaminate
 from orchestrator.data.clean.document_rules import Decide, Row
 from orchestrator.data.clean.documents import aligned, texts
-from orchestrator.data.clean.plan import PlannedStep, others
+from orchestrator.data.clean.plan import PlannedStep, comparison_sources
 from orchestrator.data.clean.removed import Removed
 from orchestrator.data.clean.signatures import WordHashes
 from orchestrator.data.clean.words import plain_words
@@ -42,14 +42,14 @@ def write_index(folder: DataFolder, step: PlannedStep) -> None:
     rule: Decontaminate = step.rule
     hashes = WordHashes()
     entries_of_texts = [np.zeros(0, ENTRY)]
-    files = sources.resolve(others(rule, ()), "data.clean.decontaminate.sources")
+    files = sources.resolve(comparison_sources(rule, ()), "data.clean.decontaminate.sources")
     for part in aligned(sources.cut(files, PART_BYTES)):
         for text, _ in texts(part):
             words = plain_words(text)
             if len(words) < min(rule.words, LEAST):
                 continue
             entries = np.zeros(max(1, len(words) - rule.words + 1), ENTRY)
-            entries["gram"] = hashes.of_rows(words, rule.words)
+            entries["gram"] = hashes.of_ngrams(words, rule.words)
             entries["source"], entries["words"] = part[0].file.source, min(rule.words, len(words))
             entries_of_texts.append(entries)
     # Sorted by hash, one entry for each hash, because lookups use binary search.
@@ -90,7 +90,7 @@ def decontaminate(folder: DataFolder, step: PlannedStep) -> Decide:
         for length, entries in by_length:
             if (
                 len(words) >= length
-                and (source := _first(entries, hashes.of_rows(words, length))) is not None
+                and (source := _first(entries, hashes.of_ngrams(words, length))) is not None
             ):
                 return Removed(f"has text of {without_credentials(rule.sources[source].uri)}")
         return text

@@ -60,17 +60,17 @@ def _next_document(file: BinaryIO, at: int, span: Span) -> int:
     # Blocks overlap by the longest separator, so that one across their boundary is found.
     begin = max(0, at - _LONGEST)
     file.seek(begin)
-    held = file.read(BLOCK)
-    while held:
-        for match in (_SEPARATOR if begin else _FIRST).finditer(held):
+    buffer = file.read(BLOCK)
+    while buffer:
+        for match in (_SEPARATOR if begin else _FIRST).finditer(buffer):
             if begin + match.end() >= at:
                 return begin + match.end()
         if begin - at > DOCUMENT_BYTES:
             raise _too_long(span, at)
-        begin += max(0, len(held) - _LONGEST)
+        begin += max(0, len(buffer) - _LONGEST)
         file.seek(begin)
-        held = file.read(BLOCK)
-        if len(held) <= _LONGEST and not _SEPARATOR.search(held):
+        buffer = file.read(BLOCK)
+        if len(buffer) <= _LONGEST and not _SEPARATOR.search(buffer):
             break
     return span.file.size
 
@@ -90,7 +90,7 @@ def texts(
     """
     rejected = rejected or Rejected()
     for span in part:
-        held: list[str] = []
+        pending: list[str] = []
         size = 0
         for row in rows(span, rejected, FORMAT, columns):
             if span.file.kind != ".txt":
@@ -98,13 +98,13 @@ def texts(
                 if texts_in_row is not None:
                     yield texts_in_row[0], row.values
                 continue
-            held.append(row.values["text"])
-            size += len(held[-1])
+            pending.append(row.values["text"])
+            size += len(pending[-1])
             if size > DOCUMENT_BYTES:
                 raise _too_long(span)
             if row.ends:
-                yield "".join(held), {}
-                held = []
+                yield "".join(pending), {}
+                pending = []
                 size = 0
-        if held:
-            yield "".join(held), {}
+        if pending:
+            yield "".join(pending), {}

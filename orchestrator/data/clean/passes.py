@@ -85,7 +85,7 @@ class _Comparing:
         if self.step.name == "exact_duplicates":
             self._exact.append(xxhash.xxh3_128_digest(text.encode()))
         else:
-            rows = self._hashes.of_rows(plain_words(text), self.step.options["words"])
+            rows = self._hashes.of_ngrams(plain_words(text), self.step.options["words"])
             self._rows.append(rows)
             self._waiting += len(rows)
             if self._waiting >= signatures.BATCH:
@@ -97,7 +97,7 @@ class _Comparing:
     def _sign(self) -> None:
         rule = self.step.rule
         how = signatures.comparison(rule.threshold, rule.hashes)
-        keys, signed = signatures.near(self._rows, rule.hashes, rule.seed, how.bands)
+        keys, signed = signatures.minhash(self._rows, rule.hashes, rule.seed, how.bands)
         self._keys.append(keys)
         self._signatures.append(signed)
         self._rows = []
@@ -164,13 +164,13 @@ def _decide_all(
     first = steps[0] if steps else comparing[0].step if comparing else None
     before = changes(uri, cleaning, first)
     count = 0
-    kept: list[list[int]] = [[] for _ in todo]
+    kept_numbers: list[list[int]] = [[] for _ in todo]
     for count, (text, row) in enumerate(texts(part, cleaning.columns), 1):
         if mask is not None and not mask[count - 1]:
             continue
         text = changed(text, row, before, part)
         size = len(text.encode())
-        for (decide, decision), left in zip(todo, kept, strict=True):
+        for (decide, decision), numbers in zip(todo, kept_numbers, strict=True):
             decision.documents += 1
             decision.bytes += size
             after = decide(text, row)
@@ -183,13 +183,13 @@ def _decide_all(
                 text = after
                 size = len(after.encode())
             decision.bytes_after += size
-            left.append(count - 1)
+            numbers.append(count - 1)
         else:
             for compared in comparing:
                 compared.add(count - 1, text, size)
-    for (_, decision), left in zip(todo, kept, strict=True):
+    for (_, decision), numbers in zip(todo, kept_numbers, strict=True):
         decision.kept = np.zeros(count, bool)
-        decision.kept[left] = True
+        decision.kept[numbers] = True
     return [decision for _, decision in todo]
 
 

@@ -102,13 +102,13 @@ class Cleaning:
         documents.
         """
         result: list[tuple[PlannedStep, ...]] = []
-        held: tuple[PlannedStep, ...] = ()
+        current: tuple[PlannedStep, ...] = ()
         for step in self.steps:
-            if held and held[-1].name in CORPUS and step.name not in CORPUS:
-                result = [*result, held]
-                held = ()
-            held = (*held, step)
-        return [*result, held] if held else result
+            if current and current[-1].name in CORPUS and step.name not in CORPUS:
+                result = [*result, current]
+                current = ()
+            current = (*current, step)
+        return [*result, current] if current else result
 
     def to_json(self) -> str:
         """Serialise the plan, for a task on any node."""
@@ -186,7 +186,7 @@ def _read(uri: str, where: str) -> str:
         raise InputError(f"cannot be read ({error})", f"{where} {uri}", "give a file of UTF-8 text") from None
 
 
-def others(rule: Any, held_out: Sequence[Source]) -> list[Source]:
+def comparison_sources(rule: Any, held_out: Sequence[Source]) -> list[Source]:
     """Return the text that documents are compared with besides the sources."""
     comparison_texts = rule.sources if isinstance(rule, Decontaminate) else rule.against
     named = [Source(uri=text.uri, field=text.field, format=text.format) for text in comparison_texts]
@@ -199,7 +199,7 @@ def _dependencies(step: CleanStep, held_out: Sequence[Source], on_error: str) ->
     """Return what a step depends on besides its options. Raises InputError if something is missing."""
     rule = step.options
     if step.name in CORPUS or isinstance(rule, Decontaminate):
-        files = sources.resolve(others(rule, held_out), f"data.clean.{step.name}", on_error)
+        files = sources.resolve(comparison_sources(rule, held_out), f"data.clean.{step.name}", on_error)
         return [_how(step), _in_order(files)]
     if isinstance(rule, Url):
         return _hash(lists_of(rule))

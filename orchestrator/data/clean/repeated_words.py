@@ -20,7 +20,7 @@ def repeated_words(text: str, rule: GopherRepetition) -> str:
     total = len(counts.numbers)
     # ends[i] is the number of characters before word i, without spaces.
     ends = np.concatenate([[0], np.cumsum(counts.lengths)])
-    rows = _Rows(counts.numbers)
+    rows = _HashRows(counts.numbers)
     for length, share in sorted(rule.top):
         if total < length or not share:
             continue
@@ -41,15 +41,15 @@ class _Repeated(NamedTuple):
     """The n-grams that occur more than once.
 
     Attributes:
-        places: index of each one's first word, ascending, int64.
+        positions: index of each one's first word, ascending, int64.
         rows: a number for each, equal for equal n-grams, int64.
     """
 
-    places: np.ndarray
+    positions: np.ndarray
     rows: np.ndarray
 
 
-class _Rows:
+class _HashRows:
     """The repeated n-grams of a text, computed from the number of each word.
 
     A repeated n-gram begins with a repeated (n-1)-gram. Each length is therefore derived from the one before.
@@ -72,7 +72,7 @@ class _Rows:
 
     def characters(self, length: int, ends: np.ndarray) -> int:
         """Return the characters covered by repeated n-grams of `length` words; overlaps count once."""
-        starts = self.of(length).places
+        starts = self.of(length).positions
         begins = starts.copy()
         begins[1:] = np.maximum(starts[1:], starts[:-1] + length)
         return int((ends[starts + length] - ends[begins]).sum())
@@ -102,7 +102,7 @@ def _repeated_characters(repeated: _Repeated, ends: np.ndarray, length: int) -> 
     """Return the characters of n-grams that repeat an earlier one; overlapping repetitions count once."""
     earlier_ngrams: set[int] = set()
     characters = at = 0
-    for start, row in zip(repeated.places.tolist(), repeated.rows.tolist(), strict=True):
+    for start, row in zip(repeated.positions.tolist(), repeated.rows.tolist(), strict=True):
         if start < at:
             continue
         if row in earlier_ngrams:

@@ -24,7 +24,7 @@ from orchestrator.data.clean.cleaned_text import CleanedText
 from orchestrator.data.clean.config import Url
 from orchestrator.data.clean.documents import aligned
 from orchestrator.data.clean.passes import FOLDER, compare_part, compared_name, decide_part
-from orchestrator.data.clean.plan import CORPUS, Cleaning, PlannedStep, lists_of, others
+from orchestrator.data.clean.plan import CORPUS, Cleaning, PlannedStep, comparison_sources, lists_of
 from orchestrator.data.clean.similar_decisions import (
     Corpus,
     comparison_of,
@@ -185,16 +185,16 @@ def _compare(work: Work, step: PlannedStep, before: str) -> None:
 
 
 def _choose(
-    corpus: Corpus, step: PlannedStep, of_text: tuple[list[similar_documents.Slice], list[str]]
+    corpus: Corpus, step: PlannedStep, signature_pieces: tuple[list[similar_documents.Slice], list[str]]
 ) -> None:
     """Decide about the texts of these pieces, which consist of these parts."""
-    pieces, parts = of_text
+    pieces, parts = signature_pieces
     decide_alike(corpus, step, pieces, [from_json(part) for part in parts])
 
 
 def _compare_others(work: Work, step: PlannedStep) -> list[str]:
     """Write the comparison data of text that is not trained on, and return its files."""
-    texts = others(step.rule, work.cleaning.held_out)
+    texts = comparison_sources(step.rule, work.cleaning.held_out)
     if not texts:
         return []
     files = sources.resolve(texts, f"data.clean.{step.name}.against", work.cleaning.on_error)

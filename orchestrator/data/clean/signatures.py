@@ -46,7 +46,7 @@ class WordHashes(dict[str, int]):
         result = self[word] = xxhash.xxh3_64_intdigest(word.encode())
         return result
 
-    def of_rows(self, words: Sequence[str], length: int) -> np.ndarray:
+    def of_ngrams(self, words: Sequence[str], length: int) -> np.ndarray:
         """Return a hash of each n-gram of `length` words, uint64; one hash of all words if the text is shorter."""
         hashes = np.fromiter(map(self.__getitem__, words), np.uint64, len(words))
         length = min(length, len(words))
@@ -62,12 +62,12 @@ class WordHashes(dict[str, int]):
 class Comparison:
     """How documents are compared: by keys of `bands` bands, and signatures of `width` bytes.
 
-    Two documents are similar if at least `alike` bytes of their signatures are equal.
+    Two documents are similar if at least `least_equal` bytes of their signatures are equal.
     """
 
     bands: int
     width: int
-    alike: int
+    least_equal: int
 
 
 EXACT = Comparison(1, 8, 8)
@@ -90,11 +90,11 @@ def exact(hashes: Sequence[bytes]) -> tuple[np.ndarray, np.ndarray]:
     """Return the keys [documents, 1] and signatures [documents, 8] of documents, given the 128-bit hashes of their
     text.
     """
-    both = np.frombuffer(b"".join(hashes), np.uint8).reshape(-1, 16)
-    return np.ascontiguousarray(both[:, :8]).view("<u8"), both[:, 8:]
+    hash_bytes = np.frombuffer(b"".join(hashes), np.uint8).reshape(-1, 16)
+    return np.ascontiguousarray(hash_bytes[:, :8]).view("<u8"), hash_bytes[:, 8:]
 
 
-def near(rows: Iterable[np.ndarray], hashes: int, seed: int, bands: int) -> tuple[np.ndarray, np.ndarray]:
+def minhash(rows: Iterable[np.ndarray], hashes: int, seed: int, bands: int) -> tuple[np.ndarray, np.ndarray]:
     """Return the keys [documents, bands] and signatures [documents, hashes] of documents, given their n-gram hashes.
 
     The results of a document without n-grams are meaningless.
@@ -116,17 +116,17 @@ def near(rows: Iterable[np.ndarray], hashes: int, seed: int, bands: int) -> tupl
 
 def _batches(rows: Iterable[np.ndarray]) -> Iterable[list[np.ndarray]]:
     """Group documents until a group has BATCH n-grams."""
-    held: list[np.ndarray] = []
+    batch: list[np.ndarray] = []
     size = 0
     for row in rows:
-        held.append(row)
+        batch.append(row)
         size += len(row)
         if size >= BATCH:
-            yield held
-            held = []
+            yield batch
+            batch = []
             size = 0
-    if held:
-        yield held
+    if batch:
+        yield batch
 
 
 def _minima(rows: list[np.ndarray], hashes: int, seed: int) -> np.ndarray:

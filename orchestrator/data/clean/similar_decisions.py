@@ -116,17 +116,17 @@ def _decision(corpus: Corpus, chosen: Clusters, number: int, samples: list[list[
     bytes_of_document[documents] = sizes
     kept = np.ones(len(bytes_of_document), bool) if alive is None else alive.copy()
     total = int(bytes_of_document[kept].sum())
-    removed, instead = chosen.of_part(number)
+    removed, instead = chosen.removed_of_part(number)
     held_out = int(np.count_nonzero((instead >> np.uint64(32)) >= len(corpus.keys)))
-    gone = int(bytes_of_document[removed].sum())
+    removed_bytes = int(bytes_of_document[removed].sum())
     result = Decision(
         kept,
         int(kept.sum()),
         bytes=total,
         removed=len(removed),
-        removed_bytes=gone,
+        removed_bytes=removed_bytes,
         changed=0,
-        bytes_after=total - gone,
+        bytes_after=total - removed_bytes,
         samples=samples,
     )
     kept[removed] = False
@@ -148,11 +148,11 @@ def _samples(chosen: Clusters, parts: Sequence[Part]) -> dict[int, list[list[str
     text = {number: _text(parts[number >> 32], number & 0xFFFFFFFF) for number in sorted(wanted)}
     result: dict[int, list[list[str]]] = {}
     for removed_document, kept_document in zip(removed[drawn].tolist(), kept[drawn].tolist(), strict=True):
-        beside = (
+        counterpart = (
             f"kept: {text[kept_document][: decisions.SHOWN]}" if kept_document in text else "held-out text"
         )
         result.setdefault(removed_document >> 32, []).append(
-            decisions.sample_of(text[removed_document], beside)
+            decisions.sample_of(text[removed_document], counterpart)
         )
     return result
 

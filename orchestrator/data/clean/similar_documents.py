@@ -88,24 +88,28 @@ def pairs(parts: Parts, piece: Slice, comparison: Comparison) -> np.ndarray:
     equal = _equal(signatures, leader, np.arange(len(key)))
     result = [
         _pairs(
-            document, leader, np.flatnonzero((equal >= comparison.alike) & (leader != np.arange(len(key))))
+            document,
+            leader,
+            np.flatnonzero((equal >= comparison.least_equal) & (leader != np.arange(len(key)))),
         )
     ]
-    left = np.flatnonzero(equal < comparison.alike)
-    for group in np.split(left, np.flatnonzero(np.diff(leader[left])) + 1):
-        result += _led(document, signatures, group, comparison.alike)
+    unlike = np.flatnonzero(equal < comparison.least_equal)
+    for group in np.split(unlike, np.flatnonzero(np.diff(leader[unlike])) + 1):
+        result += _led(document, signatures, group, comparison.least_equal)
     return np.concatenate(result)
 
 
-def _led(document: np.ndarray, signatures: np.ndarray, left: np.ndarray, alike: int) -> Iterator[np.ndarray]:
+def _led(
+    document: np.ndarray, signatures: np.ndarray, candidates: np.ndarray, least_equal: int
+) -> Iterator[np.ndarray]:
     """Yield pairs among documents of one key that are unlike its first: each next leader takes those similar to it."""
     for _ in range(LEADERS):
-        if len(left) < 2:
+        if len(candidates) < 2:
             return
-        leader = np.full(len(left) - 1, left[0])
-        like = _equal(signatures, leader, left[1:]) >= alike
-        yield _pairs(document, np.full(len(document), left[0]), left[1:][like])
-        left = left[1:][~like]
+        leader = np.full(len(candidates) - 1, candidates[0])
+        like = _equal(signatures, leader, candidates[1:]) >= least_equal
+        yield _pairs(document, np.full(len(document), candidates[0]), candidates[1:][like])
+        candidates = candidates[1:][~like]
 
 
 def _equal(signatures: np.ndarray, first_rows: np.ndarray, second_rows: np.ndarray) -> np.ndarray:
@@ -142,7 +146,7 @@ class Clusters(NamedTuple):
     document: np.ndarray
     kept: np.ndarray
 
-    def of_part(self, number: int) -> tuple[np.ndarray, np.ndarray]:
+    def removed_of_part(self, number: int) -> tuple[np.ndarray, np.ndarray]:
         """Return the positions of a part's removed documents, and the documents kept instead of them."""
         begin, end = np.searchsorted(self.document, [np.uint64(number << 32), np.uint64((number + 1) << 32)])
         removed = self.document[begin:end] != self.kept[begin:end]

@@ -96,8 +96,8 @@ class FastEngine:
 
     def encode(self, texts: Sequence[str]) -> Encoded:
         """See `Engine`."""
-        self._seen += sum(map(len, texts))
-        if self._seen > RENEWED:
+        self._characters += sum(map(len, texts))
+        if self._characters > RENEWED:
             self._renew()
         result = self._try(texts)
         if result is not None:
@@ -114,7 +114,7 @@ class FastEngine:
 
         self._tokenizer = None  # freed first, so that only one is in memory
         self._tokenizer = fastokens.Tokenizer.from_json_str(self._text)
-        self._seen = 0
+        self._characters = 0
 
     def _try(self, texts: Sequence[str]) -> Encoded | None:
         """Return the ids; None if the engine fails."""
@@ -180,9 +180,9 @@ def add_engine(engines: dict[str, dict[str, int]], record: Mapping[str, Any] | N
     bytes.
     """
     if record is not None:
-        held = engines.setdefault(
+        totals = engines.setdefault(
             str(record["name"]), {"parts": 0, "compared_documents": 0, "compared_bytes": 0}
         )
-        held["parts"] += 1
-        held["compared_documents"] += int(record["documents"])
-        held["compared_bytes"] += int(record["bytes"])
+        totals["parts"] += 1
+        totals["compared_documents"] += int(record["documents"])
+        totals["compared_bytes"] += int(record["bytes"])

@@ -39,7 +39,7 @@ def text_of(folder: DataFolder, name: str, where: str) -> str:
         if not folder.local:
             problem = "is read by a class of transformers, which reads local folders only"
             raise InputError(problem, where, f"copy the folder to a local path; or {ALONE}")
-        return _of_transformers(folder.uri, where)
+        return _made_by_transformers(folder.uri, where)
     try:
         return _converted(data)
     except (ValueError, RuntimeError) as error:
@@ -56,7 +56,7 @@ def _converted(data: bytes) -> str:
     return str(convert(data).to_str())
 
 
-def _of_transformers(folder: str, where: str) -> str:
+def _made_by_transformers(folder: str, where: str) -> str:
     """Return the tokenizer that the class of a folder makes of its model. Raises InputError."""
     from transformers import AutoTokenizer
 
@@ -125,8 +125,8 @@ def _merges(proto: Any) -> list[tuple[str, str]]:
     result = []
     for piece, score in scores.items():
         pairs = [(piece[:at], piece[at:]) for at in range(1, len(piece))]
-        known = [pair for pair in pairs if pair[0] in scores and pair[1] in scores]
-        result += [(-score, order[piece], order[left], order[right], left, right) for left, right in known]
+        existing = [pair for pair in pairs if pair[0] in scores and pair[1] in scores]
+        result += [(-score, order[piece], order[left], order[right], left, right) for left, right in existing]
     return [(left, right) for *_, left, right in sorted(result)]
 
 

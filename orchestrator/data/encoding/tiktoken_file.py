@@ -37,19 +37,19 @@ def tokenizer_of(folder: DataFolder, name: str, where: str) -> Tokenizer | None:
 def _settings(folder: DataFolder, name: str, where: str) -> tuple[str, dict[str, int]]:
     """Return the pattern and the special tokens. Raises InputError."""
     try:
-        beside: Any = folder.read_json(f"{name}.json")
-        if beside is not None:
-            return str(beside["pat_str"]), {str(k): int(v) for k, v in beside["special_tokens"].items()}
+        stored: Any = folder.read_json(f"{name}.json")
+        if stored is not None:
+            return str(stored["pat_str"]), {str(k): int(v) for k, v in stored["special_tokens"].items()}
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         problem = f"{name}.json in the same folder lacks pat_str or special_tokens ({error!r})"
         raise InputError(
             problem, where, "give the pattern as text and the special tokens with their ids"
         ) from None
-    known = ENCODINGS.get(name.removesuffix(SUFFIX))
-    if known is None:
+    encoding = ENCODINGS.get(name.removesuffix(SUFFIX))
+    if encoding is None:
         hint = f"write both into {name}.json next to it, or name it as one of {', '.join(ENCODINGS)}"
         raise InputError("has a pattern and special tokens that are unknown", where, hint)
-    return known
+    return encoding
 
 
 def ranks_of(data: bytes) -> dict[bytes, int]:

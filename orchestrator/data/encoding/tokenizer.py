@@ -109,8 +109,8 @@ def languages_of(tokenizer: Tokenizer, config: Mapping[str, Any]) -> dict[str, i
         name = config.get(key)
         names = (name, f"__{name}__") if isinstance(name, str) else ()
         ids = [tokenizer.token_to_id(token) for token in names]
-        if known := [i for i in ids if i is not None]:
-            result[role] = known[0]
+        if existing := [i for i in ids if i is not None]:
+            result[role] = existing[0]
     return result
 
 
@@ -201,8 +201,8 @@ def _prepared(
     played = {name for role in roles for name in _NAMES[role]}
     if is_special:
         special = {token.content for token in tokenizer.get_added_tokens_decoder().values() if token.special}
-        known = [token for _, token in named if tokenizer.token_to_id(token) is not None]
-        tokenizer.add_special_tokens([token for token in dict.fromkeys(known) if token not in special])
+        existing = [token for _, token in named if tokenizer.token_to_id(token) is not None]
+        tokenizer.add_special_tokens([token for token in dict.fromkeys(existing) if token not in special])
     tokenizer.add_special_tokens(
         [t for t in special_tokens if tokenizer.token_to_id(t) is None and t not in played]
     )
@@ -218,8 +218,8 @@ def roles_of(tokenizer: Tokenizer, named: Mapping[str, str]) -> dict[str, int]:
     result = {}
     for role, usual in _NAMES.items():
         ids = [tokenizer.token_to_id(token) for token in ([named[role]] if role in named else usual)]
-        if known := [i for i in ids if i is not None]:
-            result[role] = known[0]
+        if existing := [i for i in ids if i is not None]:
+            result[role] = existing[0]
     return result
 
 

@@ -55,13 +55,13 @@ def train(texts: Iterable[str], recipe: TokenizerRecipe, special_tokens: Sequenc
     tokenizer = _empty(recipe)
     if recipe.divided_by in ("gpt2", "gpt4"):
         alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-        held = texts
+        sampled = texts
     else:
-        held = list(texts)
+        sampled = list(texts)
         limit = min(CHARACTERS, (recipe.vocabulary - _reserved(recipe, special)) // 4)
-        alphabet = _characters(held, limit, special)
-        held = _without_others(held, set(alphabet), recipe)
-    tokenizer.train_from_iterator(held, _trainer(recipe, special, alphabet))
+        alphabet = _characters(sampled, limit, special)
+        sampled = _without_others(sampled, set(alphabet), recipe)
+    tokenizer.train_from_iterator(sampled, _trainer(recipe, special, alphabet))
     made = json.loads(tokenizer.to_str())
     if recipe.kind == "unigram":
         _round_scores(made["model"], len(special))
@@ -170,12 +170,12 @@ def _characters(texts: Sequence[str], limit: int, special: Sequence[str]) -> lis
     return list(dict.fromkeys(["▁", *sorted(set("".join(special))), *frequent]))
 
 
-def _without_others(texts: Sequence[str], kept: set[str], recipe: TokenizerRecipe) -> list[str]:
+def _without_others(texts: Sequence[str], alphabet: set[str], recipe: TokenizerRecipe) -> list[str]:
     """Return the texts without characters that get no token. WordPiece's trainer leaves these out itself."""
     if recipe.kind == "wordpiece":
         return list(texts)
-    others = {ord(character) for text in texts for character in set(text) - kept if character != " "}
-    return [text.translate(dict.fromkeys(others)) for text in texts] if others else list(texts)
+    dropped = {ord(character) for text in texts for character in set(text) - alphabet if character != " "}
+    return [text.translate(dict.fromkeys(dropped)) for text in texts] if dropped else list(texts)
 
 
 def _round_scores(model: dict[str, Any], special: int) -> None:

@@ -62,13 +62,13 @@ class Answers:
             predicted |= reached & (starts < end) & (stops <= end) & (stops > starts)
         return (ids | np.where(predicted, MARK, 0)).astype(np.uint32)
 
-    def of_messages(self, messages: Any, tools: Any = None) -> list[np.ndarray]:
+    def conversation(self, messages: Any, tools: Any = None) -> list[np.ndarray]:
         """Return a conversation as marked tokens, in which the assistant's answers are predicted.
 
         Several texts result if each answer needs its own, see `turns`. Raises a one-line ValueError.
         """
         named = tools_of(tools)
-        parsed = self._given(messages, named)
+        parsed = self._as_template_reads(messages, named)
         if self.data_format < 6:
             return [self.marked(*self._written(parsed, named))]
         return self._turns(parsed, named)
@@ -146,7 +146,7 @@ class Answers:
             del answers[before:after]
         return text, answers
 
-    def _given(self, messages: Any, tools: list[Any] | None) -> list[Message]:
+    def _as_template_reads(self, messages: Any, tools: list[Any] | None) -> list[Message]:
         """Return the messages in the form that the template reads. Raises a one-line ValueError."""
         template = self._writer(tools)
         checked_messages = checked(messages)
@@ -229,14 +229,14 @@ class Answers:
         return result
 
     def _given_prompt(self, messages: list[Any], tools: list[Any] | None) -> list[Message]:
-        """Like `_given`, for messages without an answer at their end."""
+        """Like `_as_template_reads`, for messages without an answer at their end."""
         template = self._writer(tools)
         return template.calls_as_read(template.as_read(checked(messages)))
 
     def to_turn(self, prompt: Any, answer: Any, tools: Any = None) -> list[np.ndarray]:
         """Return a conversation from two columns as marked tokens, in which the answer is predicted.
 
-        A text is a turn; a user's text is stripped. There may be several results, as in `of_messages`. Raises a
+        A text is a turn; a user's text is stripped. There may be several results, as in `conversation`. Raises a
         one-line ValueError.
         """
         if isinstance(prompt, str):
@@ -254,7 +254,7 @@ class Answers:
                 "it holds messages, but the tokenizer has no chat template; name one in data.chat_template"
             )
         named = tools_of(tools)
-        messages = self._given([*prompt, *answer], named)
+        messages = self._as_template_reads([*prompt, *answer], named)
         count = sum(message["role"] == "assistant" for message in messages[len(prompt) :])
         if self.data_format > 5:
             if not count:
@@ -295,14 +295,14 @@ def _without_prompt(chosen: Any, rejected: Any) -> tuple[list[Any], list[Any], l
     """Split two conversations into their common beginning, which is the prompt, and the rest of each."""
     if not (isinstance(chosen, list) and isinstance(rejected, list)):
         raise ValueError("it has no prompt, and its answers are not conversations that begin with one")
-    alike = 0
-    while alike < min(len(chosen), len(rejected)) and chosen[alike] == rejected[alike]:
-        alike += 1
-    if not alike:
+    common = 0
+    while common < min(len(chosen), len(rejected)) and chosen[common] == rejected[common]:
+        common += 1
+    if not common:
         raise ValueError(
             "it has no prompt, and its chosen and rejected conversations have no common beginning"
         )
-    return chosen[:alike], chosen[alike:], rejected[alike:]
+    return chosen[:common], chosen[common:], rejected[common:]
 
 
 def _check_text(text: str, name: str) -> None:

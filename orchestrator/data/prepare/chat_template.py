@@ -263,7 +263,7 @@ class Template:
 
     def calls_as_read(self, messages: list[Message]) -> list[Message]:
         """Return the messages with tool calls in the form that the template reads, see `_reads_calls`."""
-        as_text, beside = self._reads_calls
+        as_text, content_field = self._reads_calls
 
         def call(tool_call: Message) -> Message:
             function = tool_call.get("function", tool_call)
@@ -274,7 +274,7 @@ class Template:
             if "tool_calls" not in message:
                 return message
             calls = [call(each) for each in message["tool_calls"]] if as_text else message["tool_calls"]
-            return {**beside, **message, "tool_calls": calls}
+            return {**content_field, **message, "tool_calls": calls}
 
         return [read(message) for message in messages]
 
@@ -285,21 +285,21 @@ class Template:
         """
         arguments = {PROBE: "it's"}
         talk = [{"role": "user", "content": "?"}]
-        for beside in ({}, {"content": ""}, {"content": None}):
+        for content_field in ({}, {"content": ""}, {"content": None}):
             for as_text in (False, True):
                 written_arguments = json.dumps(arguments) if as_text else arguments
                 call = {
                     "type": "function",
                     "function": {"name": f"{PROBE}_call", "arguments": written_arguments},
                 }
-                answer = {"role": "assistant", **beside, "tool_calls": [call]}
+                answer = {"role": "assistant", **content_field, "tool_calls": [call]}
                 try:
                     text = self._render([*talk, answer], None)[0]
                 except ValueError:
                     continue
                 printed_by_python = f"{{'{PROBE}'" in text
                 if f"{PROBE}_call" in text and not printed_by_python:
-                    return as_text, beside
+                    return as_text, content_field
         return False, {}
 
     @cached_property

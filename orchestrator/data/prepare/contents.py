@@ -42,21 +42,21 @@ class ContentIndex:
 
     def __init__(self) -> None:
         self._entries: list[bytes] = []
-        self._held = Content()
+        self._unfinished = Content()
 
     def add(self, piece: TextPiece) -> None:
         """Add the next piece of the shard's text."""
         data = piece.text.encode()
-        self._held = self._held.joined(Content(len(data), _remainder(int.from_bytes(data))))
+        self._unfinished = self._unfinished.joined(Content(len(data), _remainder(int.from_bytes(data))))
         if piece.halves:  # pairs are never cut, so the separator byte need not be counted
-            self._held = Content(self._held.bytes, (self._held.hash << 8 | BETWEEN) % PRIME)
+            self._unfinished = Content(self._unfinished.bytes, (self._unfinished.hash << 8 | BETWEEN) % PRIME)
         if piece.ends:
-            self._entries.append(_packed(self._held))
-            self._held = Content()
+            self._entries.append(_packed(self._unfinished))
+            self._unfinished = Content()
 
     def to_bytes(self) -> bytes:
         """Return the stored form: one `ENTRY` for each document, and the last one."""
-        return b"".join([*self._entries, _packed(self._held)])
+        return b"".join([*self._entries, _packed(self._unfinished)])
 
 
 def _remainder(number: int) -> int:
@@ -78,15 +78,15 @@ def documents_of(indices: Iterable[bytes]) -> np.ndarray:
 
 def documents_by_part(indices: Iterable[bytes]) -> Iterator[np.ndarray]:
     """Yield the documents that end in each shard; `documents_of` shard by shard."""
-    held = Content()
+    unfinished = Content()
     for index in indices:
         entries = np.frombuffer(index, ENTRY).copy()
-        first = held.joined(_content(entries[0]))
+        first = unfinished.joined(_content(entries[0]))
         if len(entries) == 1:
-            held = first
+            unfinished = first
         else:
             entries[0] = np.frombuffer(_packed(first), ENTRY)[0]
-            held = _content(entries[-1])
+            unfinished = _content(entries[-1])
         yield entries[:-1]
 
 

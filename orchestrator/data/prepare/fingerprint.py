@@ -35,7 +35,7 @@ KindOf = Callable[[int], "RecordKind | None"]
 """Returns how rows become records in prepared data of a given format; None for plain text."""
 
 
-class Given(NamedTuple):
+class TokenizerInputs(NamedTuple):
     """Everything besides the text that determines the tokens of prepared data; see `fingerprint`."""
 
     chosen: Any
@@ -50,7 +50,7 @@ def no_kind(data_format: int) -> RecordKind | None:
 
 def given_in(
     data_format: int, data: DataSpec, choose: Callable[[int], Any], kind_of: KindOf, framed: bool
-) -> Given:
+) -> TokenizerInputs:
     """Return what determines the tokens of `data` in a format, with the tokenizer that `choose` returns for that
     format.
     """
@@ -62,7 +62,7 @@ def given_in(
             framing = Framing.of(chosen[0], chosen[1]["eos"], framed, parsed)
         else:
             framing = Framing(parsed=parsed)
-    return Given(chosen, kind_of(data_format), framing)
+    return TokenizerInputs(chosen, kind_of(data_format), framing)
 
 
 def chosen_tokenizer(
@@ -78,8 +78,8 @@ def chosen_tokenizer(
     if isinstance(data.tokenizer, TrainedTokenizer):
         recipe = data.tokenizer.recipe
         training.check_size(recipe, special_tokens)
-        others = [recipe.to_json()] if recipe.to_json() else []
-        return [recipe.vocabulary, tokenizer.all_special(special_tokens), *others]
+        recipe_part = [recipe.to_json()] if recipe.to_json() else []
+        return [recipe.vocabulary, tokenizer.all_special(special_tokens), *recipe_part]
     return tokenizer.load(data.tokenizer, special_tokens, data.add_tokens, data_format)
 
 
@@ -97,12 +97,12 @@ def check_same_text(
 
 def format_and_fingerprint(
     files: Sequence[SourceFile],
-    inputs_in_format: Callable[[int], Given],
+    inputs_in_format: Callable[[int], TokenizerInputs],
     part_bytes: int,
     before: str,
     clean: str = "",
     wanted: int = 0,
-) -> tuple[int, str, Given]:
+) -> tuple[int, str, TokenizerInputs]:
     """Return the format, the fingerprint in it, and what else determines the tokens.
 
     Without `before` this is the format `wanted`, or the current one. With `before` it is the format in which the data

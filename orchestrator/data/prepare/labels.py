@@ -33,11 +33,11 @@ class Labels:
     def number_of(self, value: Any) -> int:
         """Return the label number of a row's value. Raises Unfit if no label matches."""
         if self.data_format < 6:
-            return _in_range(value, _whole(value) if not isinstance(value, float) else None, self.names)
+            return _in_range(value, _integer(value) if not isinstance(value, float) else None, self.names)
         named = self._named(value)
         if named is not None:
             return named
-        number = None if self._are_values(value) else _whole(value)
+        number = None if self._are_values(value) else _integer(value)
         return _in_range(value, number, self.names)
 
     def is_by_number(self, value: Any) -> bool:
@@ -57,8 +57,8 @@ class Labels:
                 return spelled[0]
         if not isinstance(value, int | float):
             return None
-        alike = [n for n, name in enumerate(self.names) if NUMBER.fullmatch(name) and float(name) == value]
-        return alike[0] if alike else None
+        equal = [n for n, name in enumerate(self.names) if NUMBER.fullmatch(name) and float(name) == value]
+        return equal[0] if equal else None
 
     def _are_values(self, value: Any) -> bool:
         """Return whether the label names are numbers or booleans. Then a number in a row is a name, never an index."""
@@ -67,7 +67,7 @@ class Labels:
         return isinstance(value, bool) and any(name.lower() in TRUTHS for name in self.names)
 
 
-def _whole(value: Any) -> int | None:
+def _integer(value: Any) -> int | None:
     """Return the value as an integer if it is one or spells one, else None."""
     if isinstance(value, str):
         spelled = value.strip()

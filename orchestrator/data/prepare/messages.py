@@ -150,17 +150,17 @@ def _in_two(message: Message) -> tuple[str, str]:
     content = text_of(message.get("content") or "")
     if message["role"] != "assistant" or THOUGHT_ENDS not in content:
         return "", content
-    thought, _, rest = content.rpartition(THOUGHT_ENDS)
-    return thought.strip().removeprefix(THOUGHT), rest
+    thought, _, answer = content.rpartition(THOUGHT_ENDS)
+    return thought.strip().removeprefix(THOUGHT), answer
 
 
 def tools_of(value: Any) -> list[Any] | None:
     """Return the tools of a conversation, given as a list or as JSON; None without tools. Raises ValueError."""
-    tools = _of_json(value) if isinstance(value, str) else value
+    tools = _parsed_or_text(value) if isinstance(value, str) else value
     if not tools:
         return None
     if isinstance(tools, list):
-        tools = [_of_json(tool) if isinstance(tool, str) else tool for tool in tools]
+        tools = [_parsed_or_text(tool) if isinstance(tool, str) else tool for tool in tools]
     if not isinstance(tools, list) or not all(isinstance(tool, Mapping) for tool in tools):
         raise ValueError("its tools are not a list of mappings")
     if not is_unicode(json.dumps(tools, ensure_ascii=False, default=str)):
@@ -229,7 +229,7 @@ def _call(value: Any, number: int) -> Message:
     function = _non_null(call["function"]) if nested else call
     arguments = function.get("arguments", {})
     if isinstance(arguments, str):
-        arguments = _of_json(arguments or "{}")
+        arguments = _parsed_or_text(arguments or "{}")
     if not isinstance(function.get("name"), str) or not isinstance(arguments, Mapping):
         raise ValueError(f"its message {number} has a tool call without a name, or without arguments in JSON")
     function = {**function, "arguments": arguments}
@@ -246,7 +246,7 @@ def _non_null(item: Any) -> Message:
     )
 
 
-def _of_json(text: str) -> Any:
+def _parsed_or_text(text: str) -> Any:
     try:
         return json.loads(text)
     except (ValueError, RecursionError):

@@ -58,12 +58,12 @@ def _by_tasks(
 ) -> Iterator[dict[str, Any]]:
     task = _call.options(name=NAME, num_cpus=cpus, max_retries=tries - 1, scheduling_strategy=ANYWHERE)
     function = ray.put(run)  # it may be large, for example a tokenizer
-    left = iter(inputs)
+    remaining = iter(inputs)
     waiting = deque[Any]()
     running = list[Any]()
 
     def begin() -> None:
-        for next_input in left:
+        for next_input in remaining:
             running.append(task.remote(function, next_input))
             waiting.append(running[-1])
             if len(running) == workers:
@@ -275,8 +275,8 @@ def _run_alone(task: Task, cache: str, *arguments: Any) -> tuple[str, str]:
 def run_task(task: Task, cache: str, *arguments: Any) -> str:
     """Run a task and the rest of its work. Return its error as `encode_error` does, or an empty text."""
     try:
-        if rest := task(*arguments):
-            rest()
+        if upload := task(*arguments):
+            upload()
     except Exception as error:
         return encode_error(error, cache)
     return ""
@@ -290,18 +290,18 @@ def run_rows(task: Task, cache: str, rows: Sequence[dict[str, Any]]) -> tuple[in
     """
     done = 0
     with ThreadPoolExecutor(1) as pool:
-        rest: Future[str] | None = None
+        upload: Future[str] | None = None
         for row in rows:
             started: list[Callable[[], None] | None] = []
             error = run_task(lambda row=row, started=started: started.append(task(row)), cache)
-            if rest and (failed := rest.result()):
+            if upload and (failed := upload.result()):
                 return done, failed
-            done += rest is not None
+            done += upload is not None
             if error:
                 return done, error
-            rest = pool.submit(run_task, started[0] or (lambda: None), cache)
-        error = rest.result() if rest else ""
-    return done + (rest is not None and not error), error
+            upload = pool.submit(run_task, started[0] or (lambda: None), cache)
+        error = upload.result() if upload else ""
+    return done + (upload is not None and not error), error
 
 
 def encode_error(error: Exception, cache: str) -> str:

@@ -38,10 +38,10 @@ def sample(
     """Yield about `limit` bytes of text: the beginning of each part, in proportion to its size."""
     share = limit / max(1, sum(span.bytes for part in parts for span in part))
     for part in parts:
-        held = 0
-        due = share * sum(span.bytes for span in part)
+        size = 0
+        wanted = share * sum(span.bytes for span in part)
         for piece in part_pieces(part, data_format, cleaned):
             yield piece.text
-            held += piece.bytes
-            if held >= due:
+            size += piece.bytes
+            if size >= wanted:
                 break

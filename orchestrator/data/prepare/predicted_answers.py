@@ -98,7 +98,7 @@ def _marked_turn(
     """Return the conversation up to an answer, and the positions that the template marks in that answer."""
     text, spans = template.marked(messages[: number + 1], tools)
     before = template.write(messages[:number], tools) if number else ""
-    begin = _alike(before, text)
+    begin = _common_prefix(before, text)
     spans = [(start, stop) for start, stop in spans if stop > begin and stop > start]
     if not spans:
         raise ValueError(f"the chat template marks nothing of message {number + 1} as generated")
@@ -125,7 +125,7 @@ def _turn(
     # The template rewrites the text before the answer once the answer is there.
     other = template.write([*messages[:number], {"role": "assistant", "content": PROBE}], tools)
     asks = shown[len(before) :]
-    begin = text.rfind(asks, 0, _alike(other, text)) if asks else -1
+    begin = text.rfind(asks, 0, _common_prefix(other, text)) if asks else -1
     if begin < 0:
         raise ValueError(_otherwise(number))
     return shown + text[begin + len(asks) :], len(shown)
@@ -147,7 +147,7 @@ def _in_thought(shown: str, text: str, before: int, number: int) -> str:
     return f"{THOUGHT_ENDS}\n\n{text[thought_start:]}"
 
 
-def _alike(first: str, second: str) -> int:
+def _common_prefix(first: str, second: str) -> int:
     """Return the length of the common prefix."""
     shorter = min(len(first), len(second))
     return next((index for index in range(shorter) if first[index] != second[index]), shorter)

@@ -13,7 +13,7 @@ from orchestrator.data.config import DataSpec
 from orchestrator.data.encoding.engines import REFERENCE
 from orchestrator.data.prepare import rejections, reuse
 from orchestrator.data.prepare.fingerprint import (
-    Given,
+    TokenizerInputs,
 )
 from orchestrator.data.prepare.gather import gather, gather_some
 from orchestrator.data.prepare.prepared_tokenizer import prepared_tokenizer
@@ -38,7 +38,7 @@ class Preparation:
 
     data: DataSpec
     files: Sequence[SourceFile]
-    given: Given
+    tokenizer_inputs: TokenizerInputs
     part_bytes: int
     cleaning: Cleaning | None
     data_format: int
@@ -67,7 +67,7 @@ class Preparation:
         parts = sources.cut(self.files, self.part_bytes, self.data_format)
         text = None
         if self.data_format > 5:
-            kind = self.given.kind
+            kind = self.tokenizer_inputs.kind
             check_columns(parts, self.where, kind.objective if kind else "")
             check_columns_of_steps(parts, columns_of_steps(self.data.clean) if cleaning else {})
         if cleaning:
@@ -75,7 +75,9 @@ class Preparation:
 
             parts, text = clean_for(folder, cleaning, parts, len(self.data.sources), self.progress)
         self.progress("tokenizer", 0, 1)
-        written = prepared_tokenizer(folder, self.given, parts=parts, text=text, data_format=self.data_format)
+        written = prepared_tokenizer(
+            folder, self.tokenizer_inputs, parts=parts, text=text, data_format=self.data_format
+        )
         self.progress("tokenizer", 1, 1)
         _refuse_pairs_without_separator(self.files, written.roles)
         plan = SectionPlan.of(parts, len(self.data.sources))

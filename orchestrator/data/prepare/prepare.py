@@ -111,7 +111,7 @@ def prepare(
             preparation = Preparation(
                 data,
                 files,
-                given=inputs,
+                tokenizer_inputs=inputs,
                 part_bytes=part_bytes,
                 cleaning=cleaning,
                 data_format=data_format,

@@ -10,7 +10,7 @@ from orchestrator.data import sources
 from orchestrator.data.clean.cleaned_text import CleanedText
 from orchestrator.data.encoding import tokenizer, training
 from orchestrator.data.encoding.config import TokenizerRecipe
-from orchestrator.data.prepare.fingerprint import Given
+from orchestrator.data.prepare.fingerprint import TokenizerInputs
 from orchestrator.data.prepare.part_text import sample
 from orchestrator.data.prepare.shards import TokenFormat
 from orchestrator.data.samples.sections import published
@@ -23,7 +23,7 @@ from orchestrator.data.store.tokens import read_tokenizer
 
 def prepared_tokenizer(
     folder: DataFolder,
-    given_tokenizer: Given,
+    given_tokenizer: TokenizerInputs,
     *,
     parts: Sequence[Part],
     text: CleanedText | None,
@@ -69,8 +69,8 @@ def read_tokenizer_of(uri: str) -> tuple[str, dict[str, int]]:
 def _train(uri: str, work: tuple[list[str], list[Any], int], text: CleanedText | None) -> None:
     """Train the configured tokenizer on these parts of the text, for data of that format."""
     parts, chosen, data_format = work
-    entries, special_tokens, *others = chosen
-    recipe = TokenizerRecipe(vocabulary=entries, **(others[0] if others else {}))
+    entries, special_tokens, *recipe_parts = chosen
+    recipe = TokenizerRecipe(vocabulary=entries, **(recipe_parts[0] if recipe_parts else {}))
     limit = training.SAMPLE_BYTES[recipe.kind]
     texts = sample([sources.from_json(part) for part in parts], limit, data_format, text)
     DataFolder(uri).write("tokenizer.json", training.train(texts, recipe, special_tokens).encode())

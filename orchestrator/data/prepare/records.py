@@ -112,7 +112,7 @@ def records_of(
         try:
             values = columns.read(row.values)
             if kind.objective in _ANSWERS:
-                encoded = _of_answers(values, kind.objective, answers)
+                encoded = _answer_records(values, kind.objective, answers)
             else:
                 encoded = [_ENCODERS[kind.objective](values, labels, encoder)]
         except Unfit as error:
@@ -121,8 +121,8 @@ def records_of(
         if kind.labels and labels.is_by_number(values.get("label", values.get("labels"))):
             rejected.note(span.file, "label", BY_NUMBER, row.at, row.values)
         text = json.dumps(values, sort_keys=True, ensure_ascii=False, default=str)
-        for left, (words, tokens) in enumerate(encoded, 1 - len(encoded)):
-            yield Record(words, tokens, text, left < 0)
+        for number, (words, tokens) in enumerate(encoded, 1 - len(encoded)):
+            yield Record(words, tokens, text, number < 0)
 
 
 def _text(values: Mapping[str, Any], name: str) -> str:
@@ -262,7 +262,7 @@ def _translated(values: Mapping[str, Any], labels: Labels, encoder: Tokenizer) -
     return pack([source, target]), _joined(source, target)
 
 
-def _alike(values: Mapping[str, Any], labels: Labels, encoder: Tokenizer) -> Encoded:
+def _embedding_texts(values: Mapping[str, Any], labels: Labels, encoder: Tokenizer) -> Encoded:
     names = (
         ("anchor", "positive", "negative") if values.get("negative") is not None else ("anchor", "positive")
     )
@@ -272,7 +272,7 @@ def _alike(values: Mapping[str, Any], labels: Labels, encoder: Tokenizer) -> Enc
     return pack(texts), _joined(*texts)
 
 
-def _of_answers(values: Mapping[str, Any], objective: str, answers: Answers) -> list[Encoded]:
+def _answer_records(values: Mapping[str, Any], objective: str, answers: Answers) -> list[Encoded]:
     try:
         return _ANSWERS[objective](values, answers)
     except ValueError as error:
@@ -281,7 +281,7 @@ def _of_answers(values: Mapping[str, Any], objective: str, answers: Answers) -> 
 
 def _spoken(values: Mapping[str, Any], answers: Answers) -> list[Encoded]:
     if "messages" in values:
-        encoded = answers.of_messages(values["messages"], values.get("tools"))
+        encoded = answers.conversation(values["messages"], values.get("tools"))
     else:
         encoded = answers.to_turn(values["prompt"], values["completion"], values.get("tools"))
     if any(np.array_equal(unmarked(words), words) for words in encoded):
@@ -306,13 +306,13 @@ def _prompt_with_columns(values: Mapping[str, Any], answers: Answers) -> list[En
 
     CSV writes nothing for null, so an empty text is null in every format.
     """
-    others = {
+    columns = {
         name: None if value == "" else value
         for name, value in values.items()
         if name not in (PROMPT, "tools")
     }
     prompt = answers.prompt(values[PROMPT], values.get("tools"))
-    text = json.dumps(others, sort_keys=True, ensure_ascii=False, default=str)
+    text = json.dumps(columns, sort_keys=True, ensure_ascii=False, default=str)
     return [(pack([prompt, np.frombuffer(text.encode(errors="replace"), dtype=np.uint8)]), prompt)]
 
 
@@ -323,7 +323,7 @@ _ENCODERS: Mapping[str, Callable[..., Encoded]] = {
     "token_classification": _by_word,
     "span_extraction": _answered,
     "seq2seq": _translated,
-    "sentence_embeddings": _alike,
+    "sentence_embeddings": _embedding_texts,
 }
 _ANSWERS: Mapping[str, Callable[[Mapping[str, Any], Answers], list[Encoded]]] = {
     "conversation": _spoken,

@@ -168,7 +168,7 @@ class Ceiling:
         self.limited = limit is not None
         self._limit = limit
         self.folder = folder
-        self._left: dict[int, float] = {}
+        self._unread: dict[int, float] = {}
         self._findings: list[Finding] = []
         # a share counts all documents that were read, including those that cleaning removed
         self._documents = removed_in_all(folder) if self.limited else 0
@@ -180,36 +180,36 @@ class Ceiling:
         """
         if not record:
             return
-        if not self._left:
-            self._left = {n: _max_documents(part) for n, part in enumerate(parts)}
-        self._left[number] = 0.0
+        if not self._unread:
+            self._unread = {n: _max_documents(part) for n, part in enumerate(parts)}
+        self._unread[number] = 0.0
         self._findings += record["rejected"]
         self._documents += record["documents"] - record.get("turns", {}).get("more", 0)
         if self._findings:
-            left = sum(self._left.values())
-            _check(self._limit, self._findings, self._documents, left, self.folder)
+            remaining = sum(self._unread.values())
+            _check(self._limit, self._findings, self._documents, remaining, self.folder)
 
 
 def _check(
-    limit: int | str | None, findings: list[Finding], documents: int, left: float, folder: DataFolder
+    limit: int | str | None, findings: list[Finding], documents: int, remaining: float, folder: DataFolder
 ) -> None:
-    """Raise InputError if too much is left out even if `left` more documents are all kept."""
+    """Raise InputError if too much is left out even if `remaining` more documents are all kept."""
     if limit is None:
         return
     count, share = ceiling_of(limit)
     out = totals(findings).get(LEFT_OUT, {})
     rejected = sum(out.values())
-    ceiling = count if share is None else share * (rejected + documents + left)
+    ceiling = count if share is None else share * (rejected + documents + remaining)
     if ceiling is None or rejected <= ceiling:
         return
-    if left:
+    if remaining:
         write(folder, findings)
     files = Counter[str]()
     for finding in findings:
         files[finding["file"]] += finding["count"] if finding["action"] == LEFT_OUT else 0
-    ((worst, of_worst),) = files.most_common(1)
+    ((worst, worst_count),) = files.most_common(1)
     kinds = ", ".join(f"{kind} {n}" for kind, n in out.items())
-    problem = f"{rejected} of {rejected + documents} documents are left out ({kinds}), {of_worst} of them in {worst}"
+    problem = f"{rejected} of {rejected + documents} documents are left out ({kinds}), {worst_count} of them in {worst}"
     hint = f"see {folder.uri}/{NAME}; fix the text, or raise data.max_rejected"
     raise InputError(problem, f"data.max_rejected {limit}", hint)
 

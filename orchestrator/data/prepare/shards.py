@@ -156,8 +156,8 @@ def companion_sizes(shard: str, documents: int, data_format: int) -> dict[str, i
     """Return the sizes in bytes of the files next to a shard with this many documents."""
     ends = 4 * documents
     contents = ENTRY.itemsize * (documents + 1)
-    beside = {ends_name(shard): (2, ends), contents_name(shard): (3, contents)}
-    return {name: size for name, (since, size) in beside.items() if data_format >= since}
+    companions = {ends_name(shard): (2, ends), contents_name(shard): (3, contents)}
+    return {name: size for name, (since, size) in companions.items() if data_format >= since}
 
 
 def make_shard(
@@ -190,8 +190,8 @@ def make_shard(
     folder = DataFolder(uri)
     text = text or (folder.read("tokenizer.json") or b"").decode()
     if written.kind is not None:
-        of_records = _records(part, written, written.kind, text)
-        return lambda: _write(folder, number, of_records, FORMAT)
+        record_shard = _records(part, written, written.kind, text)
+        return lambda: _write(folder, number, record_shard, FORMAT)
     refuted = refuted_engine(folder)
     draw = int(part_key(part)[:8], 16)  # so that a part's record is the same in every corpus
     parse = written.framing.parsed
@@ -227,7 +227,7 @@ def _encoded(
 ) -> _Shard:
     """Return the tokens of a part. Raises EngineDiffers and InputError."""
     named.clear()
-    tokens = _Held(folder.uri if folder.local else None, written.dtype)
+    tokens = _Buffer(folder.uri if folder.local else None, written.dtype)
     ends: list[np.ndarray] = []
     contents = ContentIndex()
     counts = np.zeros(written.vocabulary, dtype=np.int64)
@@ -238,9 +238,11 @@ def _encoded(
     sep = written.roles.get("sep")
     open_ = goes_on(part, cleaned) if framing.before else False
     for batch in _batches(part_pieces(part, written.version, cleaned, rejected)):
-        ids, ended = framed(encoder.encode(batch), batch, framing=framing, eos=eos, sep=sep, goes_on=open_)
+        ids, ends_of_batch = framed(
+            encoder.encode(batch), batch, framing=framing, eos=eos, sep=sep, goes_on=open_
+        )
         open_ = not batch[-1].ends
-        ends.append(ended + length)
+        ends.append(ends_of_batch + length)
         length += len(ids)
         counts += np.bincount(ids, minlength=written.vocabulary)
         if length > MOST_TOKENS:
@@ -264,7 +266,7 @@ def _encoded(
     )
 
 
-class _Held:
+class _Buffer:
     """The tokens of a part. At most HELD_BYTES are in memory. There is one copy, because the tokens of a large part
     are most of a worker's memory.
     """
@@ -275,22 +277,22 @@ class _Held:
         """
         self._folder = folder
         self._width = width
-        self._held = bytearray()
+        self._ids = bytearray()
         self._file: IO[bytes] | None = None
 
     def add(self, ids: np.ndarray) -> None:
         """Append ids."""
-        self._held += ids.astype(self._width).data
-        if len(self._held) >= HELD_BYTES:
+        self._ids += ids.astype(self._width).data
+        if len(self._ids) >= HELD_BYTES:
             self._file = self._file or tempfile.TemporaryFile(dir=self._folder)  # noqa: SIM115 - until it is written
-            self._file.write(self._held)
-            self._held.clear()
+            self._file.write(self._ids)
+            self._ids.clear()
 
     def all(self) -> np.ndarray:
         """Return all tokens. Append nothing afterwards."""
         if self._file is None:
-            return np.frombuffer(self._held, self._width)
-        self._file.write(self._held)
+            return np.frombuffer(self._ids, self._width)
+        self._file.write(self._ids)
         self._file.flush()
         return np.memmap(self._file, self._width, "r")
 
@@ -423,8 +425,8 @@ def read_record(folder: DataFolder, number: int, data_format: int) -> dict[str, 
         return None
     needed = {key for key, since in (("ends", 2), ("contents", 3)) if data_format >= since}
     is_complete_record = counts.sum() == record["tokens"] and needed <= record.keys()
-    beside = {"counts": counts, "engine": engine, "rejected": rejected, "named": named}
-    return {**record, **beside} if is_complete_record else None
+    details = {"counts": counts, "engine": engine, "rejected": rejected, "named": named}
+    return {**record, **details} if is_complete_record else None
 
 
 def is_complete(folder: DataFolder) -> bool:
@@ -464,8 +466,8 @@ def unfinished(folder: DataFolder, parts: int, written: TokenFormat) -> list[int
             return True
         if sizes.get(shard) != record["tokens"] * width:
             return True
-        beside = companion_sizes(shard, record["documents"], written.version)
-        return any(sizes.get(name) != size for name, size in beside.items())
+        companions = companion_sizes(shard, record["documents"], written.version)
+        return any(sizes.get(name) != size for name, size in companions.items())
 
     return [number for number, yes in enumerate(read_at_once(lacks, range(parts))) if yes]
 

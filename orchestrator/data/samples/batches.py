@@ -25,7 +25,7 @@ from orchestrator.data.samples.sections.windows import sections_of
 from orchestrator.data.samples.windows import Streams, Windows, packed_windows, windows_of
 from orchestrator.data.store.tokens import Tokens
 from workloads.model.masks import REAL
-from workloads.workload import Batch, Objective, Reading
+from workloads.workload import Batch, Objective, Windowing
 
 T = TypeVar("T")
 AHEAD = 4
@@ -59,10 +59,10 @@ def batches_of(
     Raises InputError if a source has no sample in an epoch, or if there are too few documents. An empty source is
     allowed for data of format 1, because the version that made it allowed it.
     """
-    reading = objective.reading
+    windowing = objective.windowing
     if plan is not None:
         assert isinstance(tokens, Tokens), "sections hold out documents by the share"
-        sections = sections_of(tokens, plan, reading, packed, share)
+        sections = sections_of(tokens, plan, windowing, packed, share)
         order = None
         if mixture is not None:
             tokens_of, samples_of = sections.sizes(mixture.by_size)
@@ -71,22 +71,22 @@ def batches_of(
         sectioned = order or SectionedOrder(seed, plan.sections, sections, weights)
         read = SampleReader(sections.streams, sections.windows, objective, growing=True)
         return Batches(read, sectioned, packed, routed)
-    make: Callable[[Streams, int, Reading], Windows] = packed_windows if packed else windows_of
-    windows = [make(tokens, source, reading) for source in range(tokens.sources)]
+    make: Callable[[Streams, int, Windowing], Windows] = packed_windows if packed else windows_of
+    windows = [make(tokens, source, windowing) for source in range(tokens.sources)]
     samples = [len(each) for each in windows]
     strict = tokens.manifest.format > 1
     for number, count in enumerate(samples):
         if not count and (strict or not any(samples)):
             length = tokens.length(number)
             raise InputError(
-                f"{length} tokens are less than one sample of {objective.name}, which has {reading.window}",
+                f"{length} tokens are less than one sample of {objective.name}, which has {windowing.window}",
                 f"data.sources.{number}",
                 "give more text, leave the source out, or lower data.sequence_length",
             )
     documents = sum(each.documents or 0 for each in windows)
-    if reading.unit != "stream" and documents < reading.documents:
+    if windowing.unit != "stream" and documents < windowing.documents:
         raise InputError(
-            f"the text has {documents} document(s), but {objective.name} needs at least {reading.documents}",
+            f"the text has {documents} document(s), but {objective.name} needs at least {windowing.documents}",
             "data.sources",
             "separate documents by lines of <|endoftext|>, or give one per line in .jsonl",
         )
@@ -105,8 +105,8 @@ def slices(
     Rank r takes the r-th of `dp_size` contiguous blocks. The blocks have equally many micro-batches, or differ by one.
     Raises ValueError if the batch is not divisible into micro-batches.
     """
-    count, rest = divmod(global_batch, micro_batch)
-    if rest or count < dp_size:
+    count, remainder = divmod(global_batch, micro_batch)
+    if remainder or count < dp_size:
         raise ValueError(
             f"global batch {global_batch} is not a multiple of {dp_size} ranks x {micro_batch} sequences"
         )
@@ -147,7 +147,7 @@ class Batches:
         self.packed = packed
         self._routed = routed
 
-    def reading(self, read: SampleReader) -> Batches:
+    def with_reader(self, read: SampleReader) -> Batches:
         """Return these batches with another sample reader."""
         return Batches(read, self.order, self.packed, self._routed)
 
@@ -161,11 +161,11 @@ class Batches:
         Samples of different passes (see `Order`) are collated separately and put back in order.
         """
         pass_numbers, ids = self.order.at(positions)
-        text = self.read.holding(ids)
+        text = self.read.preloaded(ids)
         digests = [receipt.digest(int(p), int(i), text(int(i))) for p, i in zip(positions, ids, strict=True)]
-        alike = [np.flatnonzero(pass_numbers == pass_number) for pass_number in np.unique(pass_numbers)]
-        collated = [text.collate(ids[of], int(pass_numbers[of[0]])) for of in alike]
-        back = torch.from_numpy(np.argsort(np.concatenate(alike)))
+        by_pass = [np.flatnonzero(pass_numbers == pass_number) for pass_number in np.unique(pass_numbers)]
+        collated = [text.collate(ids[members], int(pass_numbers[members[0]])) for members in by_pass]
+        back = torch.from_numpy(np.argsort(np.concatenate(by_pass)))
         batch = {name: torch.cat([part[name] for part in collated])[back] for name in collated[0]}
         if self.packed and self._routed:
             batch[REAL] = torch.arange(self._stride) < torch.from_numpy(
@@ -190,13 +190,13 @@ class Batches:
 
     def _unpadded_lengths(self, ids: np.ndarray) -> np.ndarray:
         """Return the number of input tokens of each sample that are not padding."""
-        reading = self.read.objective.reading
-        return np.array([self.read.length(int(i)) for i in ids]) - (reading.window - reading.stride)
+        windowing = self.read.objective.windowing
+        return np.array([self.read.length(int(i)) for i in ids]) - (windowing.window - windowing.stride)
 
     @property
     def _stride(self) -> int:
         """Number of input tokens of a sample of a stream."""
-        return self.read.objective.reading.stride
+        return self.read.objective.windowing.stride
 
 
 class Prefetch(Generic[T]):

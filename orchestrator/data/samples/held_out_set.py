@@ -51,17 +51,19 @@ def set_of(tokens: Tokens, objective: Objective, where: str) -> HeldOut:
 
 
 def _held_out(streams: Streams, objective: Objective, where: str, documents: int, text_bytes: int) -> HeldOut:
-    reading = objective.reading
+    windowing = objective.windowing
     windows = [
-        windows_of(streams, source, reading, include_partial=True) for source in range(streams.sources)
+        windows_of(streams, source, windowing, include_partial=True) for source in range(streams.sources)
     ]
     tokens = sum(map(streams.length, range(streams.sources)))
     if not any(map(len, windows)):
-        problem = f"{tokens} tokens are less than one sample of {objective.name}, which has {reading.window}"
-        raise InputError(problem, where, "hold out more text, or lower data.sequence_length")
-    if reading.unit != "stream" and sum(each.documents or 0 for each in windows) < reading.documents:
         problem = (
-            f"the set has {documents} document(s), but {objective.name} needs at least {reading.documents}"
+            f"{tokens} tokens are less than one sample of {objective.name}, which has {windowing.window}"
+        )
+        raise InputError(problem, where, "hold out more text, or lower data.sequence_length")
+    if windowing.unit != "stream" and sum(each.documents or 0 for each in windows) < windowing.documents:
+        problem = (
+            f"the set has {documents} document(s), but {objective.name} needs at least {windowing.documents}"
         )
         raise InputError(problem, where, "hold out more documents")
     frames = 0 if streams.manifest.records else documents * len(streams.manifest.frame[0])

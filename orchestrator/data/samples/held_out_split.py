@@ -101,7 +101,7 @@ class Documents(Streams, Protocol):
         """See `Tokens.contents_by_part`."""
 
 
-def split(tokens: Documents, share: float, both: bool = True, of: str = "") -> Split:
+def split(tokens: Documents, share: float, needs_both_sides: bool = True, of: str = "") -> Split:
     """Hold out about the `share` of documents, those with the smallest digests.
 
     Equal documents are on the same side, and the side of a document does not depend on the others. For more than MANY
@@ -110,10 +110,11 @@ def split(tokens: Documents, share: float, both: bool = True, of: str = "") -> S
     Args:
         tokens: the documents.
         share: the share to hold out.
-        both: require that neither side is empty.
+        needs_both_sides: require that neither side is empty.
         of: which documents these are, for error messages; empty for all.
 
-    Raises InputError if a side is empty although `both` is set, or if the data cannot distinguish documents.
+    Raises InputError if a side is empty although `needs_both_sides` is set, or if the data cannot distinguish
+    documents.
     """
     limit = math.ceil(share * DIGESTS)  # exact: multiplying a float by a power of two does not round
     key = xxhash.xxh3_128_hexdigest(json.dumps([RUNS_FORMAT, tokens.digest, limit]).encode())
@@ -133,7 +134,7 @@ def split(tokens: Documents, share: float, both: bool = True, of: str = "") -> S
     held_out, every = (sum(facts[name] for facts in facts_of) for name in ("held_out", "documents"))
     lowest = min(facts["least"] for facts in facts_of)
     highest = max(facts["most"] for facts in facts_of)
-    if both:
+    if needs_both_sides:
         _check_sides(lowest, highest, documents=every, held_out=held_out, share=share, of=of)
     sides = {side: [each[side] for each in runs] for side in SIDES}
     return Split(

@@ -12,7 +12,7 @@ import numpy as np
 from orchestrator.data.samples.batches import Batches
 from orchestrator.data.samples.windows import Streams
 from workloads.model.masks import SEGMENTS, attends
-from workloads.workload import Batch, Reading
+from workloads.workload import Batch, Windowing
 
 IGNORED = -100
 """The label of a position that is not predicted."""
@@ -58,16 +58,16 @@ class Spot:
         return fields | ({} if self.sees is None else {"sees": self.sees})
 
 
-def documents_cut(streams: Streams, reading: Reading, packed: bool) -> dict[str, int]:
+def documents_cut(streams: Streams, windowing: Windowing, packed: bool) -> dict[str, int]:
     """Count the documents, those that are cut, and those that are cut although they would fit a sample."""
     totals = {"documents": 0, "cut": 0, "cut_though_short": 0}
     for source in range(streams.sources):
         ends = streams.document_ends(source)
         starts = np.concatenate(([0], ends[:-1]))
-        is_long = ends - starts > reading.window
+        is_long = ends - starts > windowing.window
         # a document's first token is never predicted, nor are tokens that a sample shares with the one before
-        overlap = reading.window - reading.stride
-        stride = reading.stride
+        overlap = windowing.window - windowing.stride
+        stride = windowing.stride
         last = np.maximum(ends - 1 - overlap, starts)
         is_cut = is_long if packed else is_long | (starts // stride != last // stride)
         counts = (len(ends), is_cut.sum(), (is_cut & ~is_long).sum())
@@ -119,7 +119,7 @@ def spots(
     return spots_of
 
 
-def others(batch: Batch, row: int) -> dict[str, Any]:
+def other_entries(batch: Batch, row: int) -> dict[str, Any]:
     """Return the other entries of a row: whole labels, seeds, numbers of one sample."""
     shown = {name for side in SIDES for name in side} | {"positions", "attention", SEGMENTS}
     return {
@@ -131,15 +131,15 @@ def others(batch: Batch, row: int) -> dict[str, Any]:
 
 
 def samples_at(
-    batches: Batches, positions: Sequence[int], global_batch: int, begun: tuple[int, int] = (0, 0)
+    batches: Batches, positions: Sequence[int], global_batch: int, origin: tuple[int, int] = (0, 0)
 ) -> list[dict[str, Any]]:
     """Return where the samples at these positions come from: step, turn, sample, source, and pieces of the stream.
 
-    `begun` is the step and position at which the run began. Earlier positions have no step.
+    `origin` is the step and position at which the run began. Earlier positions have no step.
     """
     pass_numbers, ids = batches.order.at(np.array(positions))
     origins = []
-    first_step, first = begun
+    first_step, first = origin
     for position, pass_number, sample in zip(positions, pass_numbers.tolist(), ids.tolist(), strict=True):
         source, pieces = batches.read.origin(sample)
         origins.append(

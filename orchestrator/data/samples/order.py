@@ -40,16 +40,16 @@ class Order:
         self, seed: int, samples: Sequence[int], weights: Sequence[float], by_pass: bool = True
     ) -> None:
         # use the decimal that the user wrote, not the nearest binary fraction: 0.29 of 100 samples is 29
-        self.taken = [math.floor(Fraction(str(w)) * n) for w, n in zip(weights, samples, strict=True)]
-        self.epoch_size = sum(self.taken)
+        self.counts = [math.floor(Fraction(str(w)) * n) for w, n in zip(weights, samples, strict=True)]
+        self.epoch_size = sum(self.counts)
         if self.epoch_size == 0:
             raise InputError(
                 f"an epoch over {sum(samples)} samples with weights {list(weights)} gives none",
                 "data.sources",
                 "raise the weights or give more text",
             )
-        for number, taken in enumerate(self.taken):
-            if by_pass and not taken:
+        for number, count in enumerate(self.counts):
+            if by_pass and not count:
                 raise InputError(
                     f"weight {weights[number]} of {samples[number]} samples gives none in an epoch",
                     f"data.sources.{number}.weight",
@@ -59,8 +59,8 @@ class Order:
         self._by_pass = by_pass
         self.samples = list(samples)
         self._samples = np.array(samples, dtype=np.int64)
-        self._taken = np.array(self.taken, dtype=np.int64)
-        self._ends = np.cumsum(self._taken)
+        self._counts = np.array(self.counts, dtype=np.int64)
+        self._ends = np.cumsum(self._counts)
         self._offsets = np.cumsum(self._samples) - self._samples
 
     def at(self, position: ArrayLike) -> tuple[np.ndarray, np.ndarray]:
@@ -72,19 +72,19 @@ class Order:
         epoch, index = np.divmod(position, self.epoch_size)
         drawn = permute(index, epoch, self.epoch_size, self.seed)
         source = np.searchsorted(self._ends, drawn, side="right")
-        taken = self._taken[source]
+        counts = self._counts[source]
         samples = self._samples[source]
-        within = drawn - (self._ends[source] - taken)
+        within = drawn - (self._ends[source] - counts)
         # Python integers, because the product may exceed 2^63 after many epochs of a large source.
-        passes = (epoch.astype(object) * taken) // samples
-        start = (epoch.astype(object) * taken) % samples
+        passes = (epoch.astype(object) * counts) // samples
+        start = (epoch.astype(object) * counts) % samples
         index = within + start.astype(np.int64)
         pass_number = passes.astype(np.int64) + index // samples if self._by_pass else epoch
         return pass_number, self._offsets[source] + index % samples
 
     def drawn(self, position: int) -> list[int]:
         """Return how many samples of each source come before `position`. Within an epoch, counts are proportional."""
-        return [position * taken // self.epoch_size for taken in self.taken]
+        return [position * count // self.epoch_size for count in self.counts]
 
 
 def permute(index: ArrayLike, epoch: ArrayLike, size: int, seed: int) -> np.ndarray:

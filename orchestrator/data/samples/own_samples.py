@@ -158,7 +158,7 @@ class OwnHeldOut:
         """Return the samples of these numbers, in order, as in the first pass, with the values of the whole set."""
         chosen = self.numbers[np.asarray(numbers)]
         batch = self.read.batch(chosen.tolist(), [0] * len(chosen), held_out=True)[0]
-        return {**batch, **_of_set(self.read, len(chosen))}
+        return {**batch, **_set_entries(self.read, len(chosen))}
 
 
 def batches_of_samples(
@@ -194,13 +194,13 @@ def batches_of_samples(
     return OwnBatches(samples, numbers, Order(seed, [len(numbers)], [1.0])), held_out
 
 
-def _of_set(samples: OwnSamples, count: int) -> Batch:
-    of_set = {name: torch.from_numpy(value) for name, value in samples.of_set().items()}
-    return {name: value.expand(count, *value.shape) for name, value in of_set.items()}
+def _set_entries(samples: OwnSamples, count: int) -> Batch:
+    set_values = {name: torch.from_numpy(value) for name, value in samples.of_set().items()}
+    return {name: value.expand(count, *value.shape) for name, value in set_values.items()}
 
 
 def first_samples(
-    named: ObjectReference, seed: int, count: int = 2, of_set: bool = False, prepared: str = ""
+    named: ObjectReference, seed: int, count: int = 2, with_set_values: bool = False, prepared: str = ""
 ) -> Batch:
     """Return a batch of the first samples, repeated if there are fewer than `count`. Raises InputError.
 
@@ -208,7 +208,7 @@ def first_samples(
         named: the dataset of the job.
         seed: determines the samples.
         count: size of the batch.
-        of_set: include the values of the whole set.
+        with_set_values: include the values of the whole set.
         prepared: the folder where the samples were prepared; empty to prepare them temporarily.
     """
     samples = open_samples(named, seed, prepared or None)
@@ -218,8 +218,8 @@ def first_samples(
             samples = open_samples(named, seed, folder)
         try:
             batch, _ = samples.batch([number % len(samples) for number in range(count)], [0] * count)
-            if of_set:
-                batch |= _of_set(samples, count)
+            if with_set_values:
+                batch |= _set_entries(samples, count)
         except WorkloadError as error:
             raise InputError(str(error), WHERE) from None
     return {name: torch.clone(value) for name, value in batch.items()}

@@ -28,9 +28,9 @@ class SampleReader:
         self.objective = objective
         self._windows = windows
         self._growing = growing
-        self._ends = np.cumsum([len(each) for each in windows])
-        self._held: dict[int, np.ndarray] = {}
-        self._beside: dict[str, np.ndarray] = {}
+        self._ends = np.cumsum([len(window) for window in windows])
+        self._samples: dict[int, np.ndarray] = {}
+        self._more_entries: dict[str, np.ndarray] = {}
         self._entries: Callable[[np.ndarray], Mapping[str, np.ndarray]] | None = None
 
     def __len__(self) -> int:
@@ -45,8 +45,8 @@ class SampleReader:
 
     def __call__(self, sample: int) -> np.ndarray:
         """Return the tokens of a sample, int64 [window or fewer]."""
-        if sample in self._held:
-            return self._held[sample]
+        if sample in self._samples:
+            return self._samples[sample]
         source, index = self._locate(sample)
         pieces = [
             self.streams.window(source, start, length)
@@ -84,21 +84,21 @@ class SampleReader:
         source, index = self._locate(sample)
         return self._ids(source, self._windows[source].companions(index))
 
-    def holding(self, ids: Sequence[int] | np.ndarray) -> SampleReader:
+    def preloaded(self, ids: Sequence[int] | np.ndarray) -> SampleReader:
         """Return a reader that holds the samples `ids` in memory, so that each is read once."""
-        held = copy.copy(self)
+        reader = copy.copy(self)
         numbers = [int(number) for number in ids]
         if self.streams.at_once > 1:
             with ThreadPoolExecutor(self.streams.at_once) as pool:
-                held._held = dict(zip(numbers, pool.map(self, numbers), strict=True))
+                reader._samples = dict(zip(numbers, pool.map(self, numbers), strict=True))
         else:
-            held._held = {number: self(number) for number in numbers}
-        return held
+            reader._samples = {number: self(number) for number in numbers}
+        return reader
 
-    def beside(self, name: str, values: np.ndarray) -> SampleReader:
+    def with_values(self, name: str, values: np.ndarray) -> SampleReader:
         """Return a reader whose batches also contain `values` of their samples, [samples, ...], under this name."""
         reader = copy.copy(self)
-        reader._beside = {**self._beside, name: values}
+        reader._more_entries = {**self._more_entries, name: values}
         return reader
 
     def with_entries(self, entries: Callable[[np.ndarray], Mapping[str, np.ndarray]]) -> SampleReader:
@@ -112,10 +112,10 @@ class SampleReader:
     def collate(self, ids: Sequence[int] | np.ndarray, pass_number: int) -> Batch:
         """Return the samples `ids` as a batch of the objective. `pass_number` is `turn` of `Objective.collate`."""
         batch = self.objective.collate(self, [int(number) for number in ids], pass_number)
-        if not self._beside and self._entries is None:
+        if not self._more_entries and self._entries is None:
             return batch
         rows = np.asarray(ids, dtype=np.int64) % len(self)
-        result = {name: values[rows] for name, values in self._beside.items()}
+        result = {name: values[rows] for name, values in self._more_entries.items()}
         if self._entries is not None:
             result |= self._entries(rows)
         return batch | {name: torch.from_numpy(values) for name, values in result.items()}

@@ -76,9 +76,9 @@ def start_before(position: int, batches: int, size: int, skips: Sequence[Skip]) 
     return max(position, 0)
 
 
-def is_before(position: int, known: Iterable[Skip], skips: Iterable[Skip]) -> bool:
-    """Return whether a commit at `position` with the skips `known` used no sample of `skips`."""
-    left_out = set(known)
+def is_before(position: int, commit_skips: Iterable[Skip], skips: Iterable[Skip]) -> bool:
+    """Return whether a commit at `position` with the skips `commit_skips` used no sample of `skips`."""
+    left_out = set(commit_skips)
     return all(position <= skip.start or skip in left_out for skip in skips)
 
 

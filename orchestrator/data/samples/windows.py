@@ -17,7 +17,7 @@ from orchestrator.data.store.derived_arrays import Keep, arrays_in_memory, array
 from orchestrator.data.store.manifest import DataManifest
 
 if TYPE_CHECKING:
-    from workloads.workload import Reading
+    from workloads.workload import Windowing
 
 
 FORMAT = 1
@@ -65,13 +65,17 @@ class ListedWindows:
 
 
 def listed_windows(
-    parts: Iterable[np.ndarray], reading: Reading, source: int, digest: str = "", derived: Path | None = None
+    parts: Iterable[np.ndarray],
+    windowing: Windowing,
+    source: int,
+    digest: str = "",
+    derived: Path | None = None,
 ) -> ListedWindows:
     """Return the samples of a source, made from its documents.
 
     Args:
         parts: the ends of the documents, part by part.
-        reading: how the objective reads samples.
+        windowing: how the objective reads samples.
         source: number of the source.
         digest: digest of the data; the key of the files.
         derived: a folder on this node's disk to keep the result in. `parts` is then read only by the first caller.
@@ -79,7 +83,7 @@ def listed_windows(
 
     def make(keep: Keep) -> dict[str, Any]:
         totals = {"documents": 0, "tokens": 0}
-        for chunk in listed(parts, reading):
+        for chunk in window_chunks(parts, windowing):
             for name in NAMES:
                 keep(name, getattr(chunk, name))
             totals["documents"] += chunk.documents
@@ -89,7 +93,7 @@ def listed_windows(
     if derived is None:
         arrays, totals = arrays_in_memory(NAMES, make)
     else:
-        content = json.dumps([FORMAT, digest, reading.unit, reading.window]).encode()
+        content = json.dumps([FORMAT, digest, windowing.unit, windowing.window]).encode()
         folder = derived / "windows" / xxhash.xxh3_128_hexdigest(content)
         arrays, totals = arrays_on_disk(folder, source, NAMES, make)
     return ListedWindows(arrays["starts"], arrays["stops"], arrays["ends"], **totals)
@@ -104,23 +108,23 @@ class _Listed(NamedTuple):
     documents: int
 
 
-def listed(parts: Iterable[np.ndarray], reading: Reading) -> Iterator[_Listed]:
+def window_chunks(parts: Iterable[np.ndarray], windowing: Windowing) -> Iterator[_Listed]:
     """Yield the samples of documents. `parts` holds the documents' ends, ascending int64; the division into parts
     does not affect the result.
     """
     cut = {"record": _records, "records": _full_records, "document": _parts, "documents": _full_documents}
-    make = cut[reading.unit]
+    make = cut[windowing.unit]
     begin = 0
-    held = np.zeros(0, np.int64)
+    pending = np.zeros(0, np.int64)
     for ends in chain(parts, [None]):
-        held = held if ends is None else np.concatenate([held, ends])
-        if not len(held):
+        pending = pending if ends is None else np.concatenate([pending, ends])
+        if not len(pending):
             continue
-        starts, stops, used = make(begin, held, reading.window, ends is None)
-        documents = len(np.unique(np.searchsorted(held, starts, side="right")))
-        yield _Listed(starts, stops, held[:used], documents)
-        begin = int(held[used - 1]) if used else begin
-        held = held[used:]
+        starts, stops, used = make(begin, pending, windowing.window, ends is None)
+        documents = len(np.unique(np.searchsorted(pending, starts, side="right")))
+        yield _Listed(starts, stops, pending[:used], documents)
+        begin = int(pending[used - 1]) if used else begin
+        pending = pending[used:]
 
 
 Cut = tuple[np.ndarray, np.ndarray, int]
@@ -323,27 +327,27 @@ class TiledWindows:
     """
 
     length: int
-    reading: Reading
-    whole: bool = False
+    windowing: Windowing
+    include_partial: bool = False
     documents: int | None = None
 
     def __len__(self) -> int:
-        window = self.reading.window
-        stride = self.reading.stride
+        window = self.windowing.window
+        stride = self.windowing.stride
         full = max(0, (self.length - window) // stride + 1)
         covered = (full - 1) * stride + window if full else 0
-        return full + (self.whole and self.length > covered and self.length - full * stride > 1)
+        return full + (self.include_partial and self.length > covered and self.length - full * stride > 1)
 
     @property
     def tokens(self) -> int:
         """See `Windows`."""
         count = len(self)
-        return (count - 1) * self.reading.window + self.at(count - 1)[1] if count else 0
+        return (count - 1) * self.windowing.window + self.at(count - 1)[1] if count else 0
 
     def at(self, sample: int) -> tuple[int, int]:
         """Return the index of a sample's first token, and its number of tokens."""
-        start = sample * self.reading.stride
-        return start, min(self.reading.window, self.length - start)
+        start = sample * self.windowing.stride
+        return start, min(self.windowing.window, self.length - start)
 
     def pieces(self, sample: int) -> Sequence[tuple[int, int]]:
         """See `Windows`."""
@@ -358,25 +362,30 @@ class TiledWindows:
         raise NotImplementedError
 
 
-def windows_of(tokens: Streams, source: int, reading: Reading, include_partial: bool = False) -> Windows:
+def windows_of(tokens: Streams, source: int, windowing: Windowing, include_partial: bool = False) -> Windows:
     """Return the samples of a source.
 
     With `include_partial`, they reach the source's last token if the objective accepts a shorter window.
 
     Raises DamagedShard if the index of documents is damaged.
     """
-    if reading.unit == "stream":
-        return TiledWindows(tokens.length(source), reading, include_partial and reading.partial)
+    if windowing.unit == "stream":
+        return TiledWindows(tokens.length(source), windowing, include_partial and windowing.partial)
     ends = tokens.document_ends_by_part(source)
     if tokens.manifest.documents > MANY:
-        return listed_windows(ends, reading, source, tokens.digest, tokens.derived)
-    return listed_windows(ends, reading, source)
+        return listed_windows(ends, windowing, source, tokens.digest, tokens.derived)
+    return listed_windows(ends, windowing, source)
 
 
-def packed_windows(tokens: Streams, source: int, reading: Reading) -> PackedWindows:
+def packed_windows(tokens: Streams, source: int, windowing: Windowing) -> PackedWindows:
     """Return the samples of a source, packed by best fit. Raises DamagedShard as `windows_of`."""
     ends = tokens.document_ends_by_part(source)
     index = open_index(
-        tokens.derived, tokens.digest, source=source, ends=ends, window=reading.window, stride=reading.stride
+        tokens.derived,
+        tokens.digest,
+        source=source,
+        ends=ends,
+        window=windowing.window,
+        stride=windowing.stride,
     )
     return PackedWindows(index)

@@ -135,7 +135,7 @@ class _List:
     def _item(self) -> bytes | None:
         """Return the bytes of the next item; None if it is invalid or truncated."""
         while True:
-            held = len(self._text) - self._next
+            buffered = len(self._text) - self._next
             try:
                 end = self._decode(self._text, self._next)[1]
                 # a number at the end may continue
@@ -144,11 +144,11 @@ class _List:
                     self._next = end
                     return item
             except (ValueError, RecursionError) as error:
-                if held > lines.LINE_BYTES:
+                if buffered > lines.LINE_BYTES:
                     problem = f"is longer than {lines.LINE_BYTES >> 20} MiB, or not JSON ({error})"
                     self._refuse("long", problem, "split the document")
                     return None
-                if not self._more(max(held, lines.BLOCK)):
+                if not self._more(max(buffered, lines.BLOCK)):
                     if not damage_of(self._file):
                         self._refuse("json", f"is not JSON ({error})", "fix or remove it")
                     return None
@@ -163,5 +163,5 @@ class _List:
 
     def _refuse(self, kind: str, problem: str, hint: str) -> None:
         """Refuse the rest of the file."""
-        left = self._text[self._next :][:1000].encode("latin-1")
-        self._rejected.refuse(self._span.file, Unfit(kind, problem, hint), self._at + self._next, left)
+        remainder = self._text[self._next :][:1000].encode("latin-1")
+        self._rejected.refuse(self._span.file, Unfit(kind, problem, hint), self._at + self._next, remainder)

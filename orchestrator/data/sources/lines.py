@@ -65,21 +65,21 @@ def lines(file: BinaryIO, start: int, stop: int, longest: int | None) -> Iterato
         file.seek(start - 1)
         begins = file.read(1) == b"\n"
     at = start
-    rest = b""
+    carry = b""
     while at < stop:
         room = stop - at if longest is None else min(longest + 1, stop - at)
-        data = rest + file.readline(room - len(rest))
+        data = carry + file.readline(room - len(carry))
         if not data:
             return
-        ended = data.endswith(b"\n")
+        is_ended = data.endswith(b"\n")
         over = len(data) < room
-        rest = b""
-        if longest is not None and len(data) > longest and not ended:
+        carry = b""
+        if longest is not None and len(data) > longest and not is_ended:
             cut = word_break(data)
-            data, rest, over = data[:cut], data[cut:], False
+            data, carry, over = data[:cut], data[cut:], False
         at += len(data)
-        yield Line(at - len(data), data, begins and (ended or over or (at >= stop and not file.read(1))))
-        begins = ended
+        yield Line(at - len(data), data, begins and (is_ended or over or (at >= stop and not file.read(1))))
+        begins = is_ended
 
 
 def line_at(file: BinaryIO, at: int) -> bytes:
@@ -97,10 +97,10 @@ def line_at(file: BinaryIO, at: int) -> bytes:
 def line_number(file: BinaryIO, at: int) -> int:
     """Return the number, from 1, of the line that contains byte `at` of a newly opened file."""
     count = 1
-    left = at
-    while left > 0 and (block := file.read(min(left, BLOCK))):
+    remaining = at
+    while remaining > 0 and (block := file.read(min(remaining, BLOCK))):
         count += block.count(b"\n")
-        left -= len(block)
+        remaining -= len(block)
     return count
 
 

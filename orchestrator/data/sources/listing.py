@@ -60,7 +60,7 @@ def resolve(
     with ThreadPoolExecutor(THREADS) as pool:
         for number, source in enumerate(sources):
             key = f"{where}.{number}.uri"
-            listed = [file for uri in source.places for file in _files(uri, key, source, on_error, pool)]
+            listed = [file for uri in source.uris for file in _files(uri, key, source, on_error, pool)]
             _refuse_twice(listed, key)
             files += pool.map(
                 lambda file, n=number, s=source, k=key: _with_labels(

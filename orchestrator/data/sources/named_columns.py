@@ -24,12 +24,12 @@ Keys = tuple[str | int, ...]
 
 def first_parts(files: Sequence[SourceFile], part_bytes: int) -> list[Part]:
     """Return the first part of each source, as `cut` makes it. Later files are not opened."""
-    of_source: dict[int, list[SourceFile]] = {}
+    files_by_source: dict[int, list[SourceFile]] = {}
     for file in files:
-        held = of_source.setdefault(file.source, [])
-        if sum(each.size for each in held) < part_bytes:
-            held.append(file)
-    return [parts[0] for held in of_source.values() if (parts := cut(held, part_bytes))]
+        source_files = files_by_source.setdefault(file.source, [])
+        if sum(part_file.size for part_file in source_files) < part_bytes:
+            source_files.append(file)
+    return [parts[0] for source_files in files_by_source.values() if (parts := cut(source_files, part_bytes))]
 
 
 def check_columns(parts: Iterable[Part], where: str, objective: str = "") -> None:
@@ -141,22 +141,22 @@ class _PathMatch:
             else:
                 break
             self._done += 1
-        ended = self._done == len(self._keys)
-        self.is_there = ended or (isinstance(value, list | tuple) and str(self._keys[self._done]).isdigit())
-        self.is_open = not ended and value is None
-        self._found = value
+        at_end = self._done == len(self._keys)
+        self.is_there = at_end or (isinstance(value, list | tuple) and str(self._keys[self._done]).isdigit())
+        self.is_open = not at_end and value is None
+        self._value = value
 
     def hint(self) -> str:
         """Return a hint that names existing columns instead of the missing one."""
-        result = self._found
+        result = self._value
         before = self._keys[: self._done]
         after = self._keys[self._done + 1 :]
         if not isinstance(result, Mapping):
             return f"'{_path(before)}' is {type(result).__name__}, into which no path leads"
         names = [str(name) for name in (self._in_table if not before and self._in_table else result)]
-        near = get_close_matches(str(self._keys[self._done]), names, n=1)
-        if near:
-            return f"{NEAR} '{_path((*before, *near, *after))}'?"
+        similar = get_close_matches(str(self._keys[self._done]), names, n=1)
+        if similar:
+            return f"{NEAR} '{_path((*before, *similar, *after))}'?"
         listed = [_path((*before, name)) for name in names[:SHOWN]]
         return (
             f"there are {', '.join(listed)}{', ...' if len(names) > SHOWN else ''}"

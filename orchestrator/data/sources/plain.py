@@ -48,13 +48,13 @@ class Plain(io.RawIOBase):
     """
 
     def __init__(
-        self, file: BinaryIO, compression: str, known: tuple[int, Damage | None] | None = None
+        self, file: BinaryIO, compression: str, trusted: tuple[int, Damage | None] | None = None
     ) -> None:
-        """`known` is the result of `measured`; no bytes beyond it are returned."""
+        """`trusted` is the result of `measured`; no bytes beyond it are returned."""
         self._streams = _zstandard(file, self) if compression == "zst" else _streams(file, compression, self)
-        self._known = known
+        self._trusted = trusted
         self._made = 0
-        self._held = b""
+        self._buffer = b""
         self.damage: Damage | None = None
         self.sound = 0
         head = file.read(len(MAGIC[compression][-1]))
@@ -71,15 +71,15 @@ class Plain(io.RawIOBase):
         """See `io.RawIOBase`."""
         target = memoryview(buffer).cast("B")
         room = len(target)
-        if self._known is not None and self._made + room > self._known[0]:
-            room = self._known[0] - self._made
+        if self._trusted is not None and self._made + room > self._trusted[0]:
+            room = self._trusted[0] - self._made
             if not room:
-                self.damage = self._known[1]
+                self.damage = self._trusted[1]
                 return 0
-        if not self._held:
-            self._held = next(self._streams, b"")
-        part = self._held[:room]
-        self._held = self._held[room:]
+        if not self._buffer:
+            self._buffer = next(self._streams, b"")
+        part = self._buffer[:room]
+        self._buffer = self._buffer[room:]
         target[: len(part)] = part
         self._made += len(part)
         return len(part)
@@ -113,16 +113,16 @@ _DECODERS: dict[str, Any] = {"gz": _Inflate, "bz2": bz2.BZ2Decompressor, "xz": l
 def _streams(file: BinaryIO, compression: str, plain: Plain) -> Iterator[bytes]:
     """Yield the decompressed bytes of all streams of a file. If they end early, record why in `plain`."""
     made = 0
-    rest = b""
-    while rest := (rest or file.read(CHUNK)):
-        rest = rest.lstrip(b"\0")  # padding between streams
-        if not rest:
+    buffer = b""
+    while buffer := (buffer or file.read(CHUNK)):
+        buffer = buffer.lstrip(b"\0")  # padding between streams
+        if not buffer:
             continue
         decoder = _DECODERS[compression]()
         while not decoder.eof:
-            data = rest or (file.read(CHUNK) if decoder.needs_input else b"")
+            data = buffer or (file.read(CHUNK) if decoder.needs_input else b"")
             at_end = not data and decoder.needs_input
-            rest = b""
+            buffer = b""
             try:
                 out = decoder.decompress(data, CHUNK)
             except ERRORS as error:
@@ -131,7 +131,7 @@ def _streams(file: BinaryIO, compression: str, plain: Plain) -> Iterator[bytes]:
             made += len(out)
             if decoder.eof:
                 plain.sound = made
-                rest = decoder.unused_data
+                buffer = decoder.unused_data
             elif at_end and not out:
                 plain.sound = made
                 plain.damage = Damage(True, "its end is missing")

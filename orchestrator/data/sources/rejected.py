@@ -29,10 +29,10 @@ READ = "read by number"
 class Unfit(Exception):
     """Why input is unusable: its kind in one word, the problem, and a hint."""
 
-    def __init__(self, kind: str, what: str, hint: str = "fix or remove it") -> None:
-        super().__init__(what)
+    def __init__(self, kind: str, problem: str, hint: str = "fix or remove it") -> None:
+        super().__init__(problem)
         self.kind = kind
-        self.what = what
+        self.what = problem
         self.hint = hint
 
 
@@ -55,7 +55,7 @@ class Rejected:
     """The input of a part that was left out or repaired, by the policy of a key of the job file."""
 
     def __init__(self, key: str = "data.on_error") -> None:
-        self._found: dict[tuple[str, str, str], Finding] = {}
+        self._findings: dict[tuple[str, str, str], Finding] = {}
         self._key = key
 
     def refuse(
@@ -75,10 +75,10 @@ class Rejected:
         self._count(file, REPAIRED, error=error, at=at, sample=sample, count=1)
 
     def note(
-        self, file: SourceFile, kind: str, what: str, at: int | None = None, sample: object = ""
+        self, file: SourceFile, kind: str, problem: str, at: int | None = None, sample: object = ""
     ) -> None:
         """Count a document that was read in a way that the user should know about."""
-        self._count(file, READ, error=Unfit(kind, what), at=at, sample=sample, count=1)
+        self._count(file, READ, error=Unfit(kind, problem), at=at, sample=sample, count=1)
 
     def pass_over(self, file: SourceFile, error: Unfit, at: int | None = None) -> None:
         """Count a document that is left out under every policy."""
@@ -86,14 +86,14 @@ class Rejected:
 
     def to_json(self) -> list[dict[str, Any]]:
         """Return the findings in a fixed order, as plain data."""
-        return [asdict(finding) for _, finding in sorted(self._found.items())]
+        return [asdict(finding) for _, finding in sorted(self._findings.items())]
 
     def _count(
         self, file: SourceFile, action: str, error: Unfit, at: int | None, sample: object, count: int
     ) -> None:
         key = (file.uri, error.kind, action)
         where = without_credentials(file.uri)  # it is stored beside the data
-        finding = self._found.setdefault(key, Finding(file.source, where, error.kind, action))
+        finding = self._findings.setdefault(key, Finding(file.source, where, error.kind, action))
         finding.count += count
         if len(finding.examples) < EXAMPLES:
             position = {} if at is None else {("row" if file.kind in NUMBERED else "byte"): at}

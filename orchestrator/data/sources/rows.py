@@ -61,30 +61,30 @@ class _Reader:
         self._at = 0
         self._named = False
         self._ahead: deque[bytes] = deque()
-        self._taken: list[bytes] = []
+        self._row_lines: list[bytes] = []
 
     def __iter__(self) -> Iterator[tuple[int, list[str]]]:
         while True:
             begin = self._at
-            self._taken = []
+            self._row_lines = []
             try:
                 values = next(csv.reader(self._lines(), delimiter=self._delimiter, strict=True), None)
             except (Unfit, csv.Error) as error:
-                first = self._taken[0]
+                first = self._row_lines[0]
                 if damage_of(self._file) and not self._ahead:
                     return  # errors about the file itself
                 unfit = error if isinstance(error, Unfit) else Unfit("csv", f"is not a row of CSV ({error})")
                 self._rejected.refuse(self._source, unfit, begin, first[:1000])
                 if not self._named:
                     return  # no value of the file has a name
-                self._ahead.extendleft(reversed(self._taken[1:]))
+                self._ahead.extendleft(reversed(self._row_lines[1:]))
                 self._at = begin + len(first)
                 continue
             if values is None:
                 return
-            if damage_of(self._file) and not self._ahead and not self._taken[-1].endswith(b"\n"):
+            if damage_of(self._file) and not self._ahead and not self._row_lines[-1].endswith(b"\n"):
                 return
-            self._at = begin + sum(map(len, self._taken))
+            self._at = begin + sum(map(len, self._row_lines))
             if values:
                 self._named = True
                 yield begin, values
@@ -93,11 +93,13 @@ class _Reader:
         """Yield the decoded lines of a row. Raises Unfit."""
         size = 0
         while line := self._ahead.popleft() if self._ahead else self._file.readline(lines.LINE_BYTES + 1):
-            self._taken.append(line)
+            self._row_lines.append(line)
             size += len(line)
             if size > lines.LINE_BYTES:
                 raise Unfit("long", f"is longer than {lines.LINE_BYTES >> 20} MiB", "split the document")
-            yield self._decoded(line.removeprefix(BOM) if self._at == 0 and len(self._taken) == 1 else line)
+            yield self._decoded(
+                line.removeprefix(BOM) if self._at == 0 and len(self._row_lines) == 1 else line
+            )
 
     def _decoded(self, line: bytes) -> str:
         try:
@@ -163,8 +165,8 @@ def opened_sound(span: Span, rejected: Rejected, checked: bool) -> Iterator[Bina
     with opened(span) as raw:
         handle = raw
         if file.compression:
-            known = measured(raw, file.compression) if checked else None
-            handle = io.BufferedReader(Plain(raw, file.compression, known), lines.BLOCK)
+            trusted = measured(raw, file.compression) if checked else None
+            handle = io.BufferedReader(Plain(raw, file.compression, trusted), lines.BLOCK)
         yield handle
         if damage := damage_of(handle):
             rejected.refuse(file, _unfit(damage))

@@ -37,17 +37,17 @@ def cut(files: Sequence[SourceFile], part_bytes: int, data_format: int = FORMAT)
     file that is damaged or lacks the field, if its policy is to fail.
     """
     parts: list[Part] = []
-    held: list[Span] = []
+    pending: list[Span] = []
     size = 0
     for file in files:
         for span in _spans(file, part_bytes, data_format):
-            if held and (size + span.bytes > part_bytes or held[0].file.source != file.source):
-                parts.append(tuple(held))
-                held = []
+            if pending and (size + span.bytes > part_bytes or pending[0].file.source != file.source):
+                parts.append(tuple(pending))
+                pending = []
                 size = 0
-            held.append(span)
+            pending.append(span)
             size += span.bytes
-    return [*parts, tuple(held)] if held else parts
+    return [*parts, tuple(pending)] if pending else parts
 
 
 def _spans(file: SourceFile, part_bytes: int, data_format: int) -> list[Span]:
@@ -109,14 +109,14 @@ def _whole_rows(file: SourceFile, part_bytes: int) -> list[Span]:
         _refuse(file, names, damage)
     spans = []
     first = 0
-    held = 0
+    size_so_far = 0
     for number, size in enumerate(sizes):
-        held += size
-        if held >= part_bytes or number == len(sizes) - 1:
+        size_so_far += size
+        if size_so_far >= part_bytes or number == len(sizes) - 1:
             (start, row), (stop, _) = boundaries[first], boundaries[number + 1]
-            spans.append(Span(file, start, stop, held, row=row))
+            spans.append(Span(file, start, stop, size_so_far, row=row))
             first = number + 1
-            held = 0
+            size_so_far = 0
     if damage:
         start, row = boundaries[-1] if boundaries else (0, 0)
         spans.append(Span(file, start, file.size if file.kind == ".arrow" else 0, 0, row=row))

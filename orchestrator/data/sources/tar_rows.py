@@ -75,7 +75,7 @@ def read(
                 values |= dict.fromkeys(names, _value(member, extension))
         except Unfit as error:
             unfit = error
-    if key is not None and archive.whole:
+    if key is not None and archive.is_complete:
         if unfit:
             rejected.refuse(span.file, unfit, row, key)
         else:
@@ -109,20 +109,20 @@ class _Archive:
         self._source = span.file
         self._file = file
         self._rejected = rejected
-        self.whole = False
-        self._found = 0  # files so far
+        self.is_complete = False
+        self._file_count = 0  # files so far
 
     def members(self, wanted: Callable[[str], bool]) -> Iterator[Member]:
         """Yield the files in the archive, with data only for wanted names."""
         for info, name, size in self._headers():
             if info.type in FILES:
-                self._found += 1
+                self._file_count += 1
                 if not wanted(name):
                     yield Member(name, b"")
                 elif size > lines.LINE_BYTES:
                     problem = f"{name} is longer than {lines.LINE_BYTES >> 20} MiB"
                     self._rejected.refuse(
-                        self._source, Unfit("long", problem, "split the document"), self._found
+                        self._source, Unfit("long", problem, "split the document"), self._file_count
                     )
                 else:
                     data = self._take(size)
@@ -134,10 +134,10 @@ class _Archive:
             if info.type in LINKS and wanted(name):
                 hint = "write it with tar --dereference --hard-dereference"
                 unfit = Unfit("link", f"{name} is a link, which holds nothing", hint)
-                self._rejected.refuse(self._source, unfit, self._found)
+                self._rejected.refuse(self._source, unfit, self._file_count)
             if info.type not in EMPTY:
                 self._skip(size + -size % BLOCK)
-        if not self.whole and not damage_of(self._file):
+        if not self.is_complete and not damage_of(self._file):
             unfit = Unfit("torn", "is cut off: the end of the archive is missing", "fetch the file again")
             self._rejected.refuse(self._source, unfit)
 
@@ -149,15 +149,15 @@ class _Archive:
         extended: dict[str, str] = {}
         damaged = False
         while len(head := self._take(BLOCK)) == BLOCK:
-            self.whole = not any(head)
-            if self.whole:
+            self.is_complete = not any(head)
+            if self.is_complete:
                 continue
             try:
                 info = tarfile.TarInfo.frombuf(head, "utf-8", "surrogateescape")
             except tarfile.HeaderError as error:
                 if not damaged:
                     self._rejected.refuse(
-                        self._source, Unfit("damaged", f"is damaged ({error})"), self._found
+                        self._source, Unfit("damaged", f"is damaged ({error})"), self._file_count
                     )
                 damaged = True
                 continue
@@ -176,10 +176,10 @@ class _Archive:
             return {"path": data.rstrip(b"\0").decode(errors="surrogateescape")}
         result = {}
         while data:  # records of the form "<length> <key>=<value>\n"
-            length, _, rest = data.partition(b" ")
+            length, _, entry = data.partition(b" ")
             if not length.isdigit() or not int(length):
                 break
-            key, _, value = rest[: max(0, int(length) - len(length) - 2)].partition(b"=")
+            key, _, value = entry[: max(0, int(length) - len(length) - 2)].partition(b"=")
             result[key.decode(errors="replace")] = value.decode(errors="surrogateescape")
             data = data[int(length) :]
         if not result.get("size", "0").isdecimal():
@@ -190,5 +190,5 @@ class _Archive:
         return self._file.read(size)
 
     def _skip(self, size: int) -> None:
-        while size > 0 and (taken := len(self._file.read(min(size, lines.BLOCK)))):
-            size -= taken
+        while size > 0 and (skipped := len(self._file.read(min(size, lines.BLOCK)))):
+            size -= skipped

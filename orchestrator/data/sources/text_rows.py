@@ -41,7 +41,7 @@ def read(
     decode = _Decoder(span, rejected, span.file.on_error != "fail" and _goes_on(file, start))
     if not span.file.compression:
         file.seek(start)  # the file position has moved
-    held: list[bytes] = []
+    pending: list[bytes] = []
     began = held_bytes = 0
     for line, following in pairwise(
         chain(_without_mark(lines(file, start, stop, longest), data_format), [last])
@@ -51,19 +51,19 @@ def read(
         ends = following is None or _separates(following)
         data = line.data
         if following is None and damage_of(file):
-            yield from decode.cut_off([*held, data], began if held else line.at)
+            yield from decode.cut_off([*pending, data], began if pending else line.at)
             return
         if ends:
             data = data.removesuffix(b"\n").removesuffix(b"\r")
-        began = began if held else line.at
-        held.append(data)
+        began = began if pending else line.at
+        pending.append(data)
         held_bytes += len(data)
         if ends or held_bytes >= PIECE_BYTES:
-            yield from decode(held, ends, began)
-            held = []
+            yield from decode(pending, ends, began)
+            pending = []
             held_bytes = 0
-    if held:
-        yield from decode(held, False, began)
+    if pending:
+        yield from decode(pending, False, began)
 
 
 class _Decoder:

@@ -96,8 +96,8 @@ class Guarded(io.BufferedReader):
 
     def read(self, size: int | None = -1) -> bytes:
         """See `io.BufferedReader`."""
-        left = max(0, self._size - self.tell())
-        return super().read(left if size is None or size < 0 else min(size, left))
+        remaining = max(0, self._size - self.tell())
+        return super().read(remaining if size is None or size < 0 else min(size, remaining))
 
 
 class _Guard(io.RawIOBase):
@@ -138,7 +138,7 @@ class VerifiedFile(SeekableFile):
         self._size = size
         self._sums = sums
         self._first = first
-        self._held: tuple[int, bytes] = (-1, b"")
+        self._last_block: tuple[int, bytes] = (-1, b"")
 
     def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]
         """See `io.RawIOBase`. Raises InputError if a block has changed."""
@@ -157,7 +157,7 @@ class VerifiedFile(SeekableFile):
         super().close()
 
     def _block(self, number: int) -> bytes:
-        if self._held[0] != number:
+        if self._last_block[0] != number:
             self._file.seek(number * BLOCK_BYTES)
             block = _full(self._file, min(BLOCK_BYTES, self._size - number * BLOCK_BYTES))
             at = (number - self._first) * SUM_DIGITS
@@ -166,8 +166,8 @@ class VerifiedFile(SeekableFile):
                 raise AssertionError(f"block {number} of {self._path} is read without its checksum")
             if xxhash.xxh3_64_hexdigest(block) != expected:
                 raise changed(self._path)
-            self._held = (number, block)
-        return self._held[1]
+            self._last_block = (number, block)
+        return self._last_block[1]
 
 
 def _full(file: io.FileIO, size: int) -> bytes:

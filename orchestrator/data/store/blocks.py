@@ -58,35 +58,35 @@ class BlockCache:
 
     def __init__(self, folder: Path, max_bytes: int) -> None:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        self._place = folder
+        self._folder = folder
         self._most = max_bytes
         self._added = max_bytes
-        self._held: OrderedDict[str, bytes] = OrderedDict()
+        self._in_memory: OrderedDict[str, bytes] = OrderedDict()
         self._guard = threading.Lock()
 
     def read(self, name: str, load: Callable[[], bytes], is_sound: Callable[[bytes], bool]) -> bytes:
         """Return a block: from memory, from the disk if it is sound there, or from `load`. Raises as `load`."""
         with self._guard:
-            if name in self._held:
-                self._held.move_to_end(name)
-                return self._held[name]
-        result = self._kept(name, is_sound)
+            if name in self._in_memory:
+                self._in_memory.move_to_end(name)
+                return self._in_memory[name]
+        result = self._from_disk(name, is_sound)
         if result is None:
             number = int(xxhash.xxh3_64_intdigest(name.encode())) % LOCKS
-            with locked(self._place / f"{number}.lock"):
-                result = self._kept(name, is_sound)
+            with locked(self._folder / f"{number}.lock"):
+                result = self._from_disk(name, is_sound)
                 if result is None:
                     result = load()
                     self._keep(name, result)
         with self._guard:
-            self._held[name] = result
-            while len(self._held) > IN_MEMORY:
-                self._held.popitem(last=False)
+            self._in_memory[name] = result
+            while len(self._in_memory) > IN_MEMORY:
+                self._in_memory.popitem(last=False)
         return result
 
-    def _kept(self, name: str, is_sound: Callable[[bytes], bool]) -> bytes | None:
+    def _from_disk(self, name: str, is_sound: Callable[[bytes], bool]) -> bytes | None:
         """Return a block from the disk, and mark it as just used."""
-        path = self._place / name
+        path = self._folder / name
         try:
             result = path.read_bytes()
             if is_sound(result):
@@ -105,25 +105,25 @@ class BlockCache:
             if self._added * SWEEP >= self._most:
                 self._added = 0
                 self._remove_oldest(len(data))
-            replace_file(str(self._place / name), [data])
+            replace_file(str(self._folder / name), [data])
 
     def _remove_oldest(self, coming: int) -> None:
         """Remove the least recently used blocks, and drafts of killed processes, until there is room."""
         files = []
-        for entry in os.scandir(self._place):
+        for entry in os.scandir(self._folder):
             with contextlib.suppress(OSError):
                 if not entry.name.endswith(".lock"):
                     status = entry.stat()
                     files.append((status.st_mtime, entry.path, status.st_size))
-        left = sum(size for _, _, size in files) + coming
+        total = sum(size for _, _, size in files) + coming
         room = self._most - self._most // SWEEP
         for _, path, size in sorted(files):
-            if left <= room:
+            if total <= room:
                 break
-            if not DRAFT.fullmatch(os.path.basename(path)) or left > self._most:
+            if not DRAFT.fullmatch(os.path.basename(path)) or total > self._most:
                 with contextlib.suppress(OSError):
                     os.unlink(path)
-                left -= size
+                total -= size
 
 
 class RemoteShard:

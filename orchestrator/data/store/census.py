@@ -118,7 +118,7 @@ def _duplicates(tokens: Tokens) -> list[int] | None:
     ]
     # further records of a row repeat its text
     more = [sum(shard.turns.get("more", 0) for shard in source.shards) for source in tokens.manifest.sources]
-    return [max(0, count - of_rows) for count, of_rows in zip(repeated, more, strict=True)]
+    return [max(0, count - distinct) for count, distinct in zip(repeated, more, strict=True)]
 
 
 def _sampled(tokens: Tokens, source: int) -> dict[str, Any]:

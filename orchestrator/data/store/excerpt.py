@@ -52,5 +52,5 @@ def write_excerpt(uri: str, target: str) -> None:
     text = folder.read("tokenizer.json") or b""
     sources = (PreparedSource(full.sources[source].uri, (shard,)),)
     # the contents index is left out, because nothing is held out from an excerpt
-    kept = replace(full, sources=sources, format=min(full.format, 2))
-    manifest.write(folder, replace(kept, tokenizer_xxh3=xxhash.xxh3_128_hexdigest(text)))
+    shortened = replace(full, sources=sources, format=min(full.format, 2))
+    manifest.write(folder, replace(shortened, tokenizer_xxh3=xxhash.xxh3_128_hexdigest(text)))

@@ -218,8 +218,8 @@ def read(folder: DataFolder, name: str = NAME) -> DataManifest | None:
         if data is None:
             return None
         if data["format"] not in FORMATS:
-            known = f"{', '.join(map(str, FORMATS[:-1]))} or {FORMATS[-1]}"
-            problem = f"is of format {data['format']}, not {known}"
+            formats = f"{', '.join(map(str, FORMATS[:-1]))} or {FORMATS[-1]}"
+            problem = f"is of format {data['format']}, not {formats}"
             raise InputError(problem, folder.uri, "prepare the data again")
         checksum = data.pop("checksum", None)
         manifest = DataManifest.from_json(data)

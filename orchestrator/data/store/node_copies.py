@@ -23,9 +23,9 @@ AGAIN = "run or prepare the job again, which makes what is missing"
 
 def copies_of(manifest: DataManifest) -> Path:
     """Return this node's folder for copies of prepared data and files derived from it."""
-    kept = own_folder_or_another("tokens") / manifest.fingerprint
-    kept.mkdir(exist_ok=True, mode=0o700)
-    return kept
+    copies = own_folder_or_another("tokens") / manifest.fingerprint
+    copies.mkdir(exist_ok=True, mode=0o700)
+    return copies
 
 
 def downloaded(folder: DataFolder, manifest: DataManifest, shard: TokenShard) -> Path:
@@ -33,8 +33,8 @@ def downloaded(folder: DataFolder, manifest: DataManifest, shard: TokenShard) ->
 
     The name contains the shard's checksum, so it is never stale.
     """
-    kept = copies_of(manifest)
-    path = kept / f"{Path(shard.file).stem}-{shard.xxh3}.bin"
+    copies = copies_of(manifest)
+    path = copies / f"{Path(shard.file).stem}-{shard.xxh3}.bin"
     size = shard.tokens * np.dtype(manifest.dtype).itemsize
     with locked(path.with_suffix(".lock")):
         if not path.exists() or path.stat().st_size != size:
@@ -44,8 +44,8 @@ def downloaded(folder: DataFolder, manifest: DataManifest, shard: TokenShard) ->
 
 def _download(folder: DataFolder, shard: TokenShard, path: Path) -> None:
     """Download a shard to `path`, whose lock is held. Raises DataGone if it is missing or damaged."""
-    for left in path.parent.glob(f"{path.name}.*.tmp"):  # left by a killed download
-        left.unlink()
+    for draft in path.parent.glob(f"{path.name}.*.tmp"):  # left by a killed download
+        draft.unlink()
     block = memoryview(bytearray(2**22))
 
     def blocks() -> Iterator[memoryview]:

@@ -11,8 +11,8 @@ from orchestrator.launch.foreign_jobs.common import (
     TrainerDefaults,
     fill_rollout_of_trl,
     fill_training,
+    full_groups,
     set_options,
-    whole_groups,
 )
 from orchestrator.launch.foreign_jobs.job import ForeignJob
 
@@ -39,7 +39,7 @@ COLUMNS: Mapping[str, dict[str, str]] = {
 
 def axolotl(job: ForeignJob) -> None:
     """Fill in a job from axolotl's keys (https://docs.axolotl.ai/docs/config-reference.html)."""
-    arguments = job.given
+    arguments = job.arguments
     base = arguments.take("base_model")
     job.model(base)
     if (tokenizer := arguments.take("tokenizer_config")) not in (None, base):
@@ -49,7 +49,7 @@ def axolotl(job: ForeignJob) -> None:
     if arguments.flag("reward_model"):
         objective = "reward"
     if rl == "grpo":
-        _grpo_of_axolotl(job)
+        _axolotl_grpo(job)
         return
     if rl and rl not in PREFERENCES:
         job.lines.append(f"workload.objective: dpo, the closest here to rl {rl}")
@@ -88,7 +88,7 @@ def axolotl(job: ForeignJob) -> None:
 
 
 def _batch(job: ForeignJob) -> None:
-    arguments = job.given
+    arguments = job.arguments
     job.batch(
         arguments.number("micro_batch_size", default=1),
         arguments.number("gradient_accumulation_steps", default=1),
@@ -98,31 +98,31 @@ def _batch(job: ForeignJob) -> None:
 
 def _axolotl_data(job: ForeignJob, objective: str) -> None:
     """Set data and objective from `datasets` or `pretraining_dataset`."""
-    arguments = job.given
+    arguments = job.arguments
     pretraining = arguments.take("pretraining_dataset")
     listed = pretraining or arguments.take("datasets") or []
     arguments.drop("test_datasets")
-    rows = [
-        {"path": each} if isinstance(each, str) else each
-        for each in ([listed] if isinstance(listed, str) else listed)
+    datasets = [
+        {"path": dataset} if isinstance(dataset, str) else dataset
+        for dataset in ([listed] if isinstance(listed, str) else listed)
     ]
-    if not rows:
+    if not datasets:
         raise InputError("names no data", "--from", "add datasets")
     sources = []
-    for each in rows:
-        kind = each.get("type") or ("completion" if pretraining else "chat_template")
-        columns = _axolotl_columns(each, kind, objective)
+    for dataset in datasets:
+        kind = dataset.get("type") or ("completion" if pretraining else "chat_template")
+        columns = _axolotl_columns(dataset, kind, objective)
         if (
             isinstance(kind, str)
             and kind.startswith(("completion", "pretrain", "input_output"))
             and objective == "conversation"
         ):
             objective = "causal_lm"
-        files = each.get("data_files")
+        files = dataset.get("data_files")
         uri = job.source(
-            each["path"],
-            str(each.get("split", "train")),
-            each.get("name"),
+            dataset["path"],
+            str(dataset.get("split", "train")),
+            dataset.get("name"),
             files=files[0] if isinstance(files, list) else files,
         )
         sources.append((uri, columns, 1.0))
@@ -136,7 +136,7 @@ def _axolotl_data(job: ForeignJob, objective: str) -> None:
         set_options(job, {"pack": "no"})
 
 
-def _axolotl_columns(row: Mapping[str, Any], kind: Any, objective: str) -> Any:
+def _axolotl_columns(dataset: Mapping[str, Any], kind: Any, objective: str) -> Any:
     """Return the `field` of a source; None to find out."""
     if isinstance(kind, Mapping):
         question, answer = kind.get("field_instruction", "instruction"), kind.get("field_output", "output")
@@ -147,44 +147,51 @@ def _axolotl_columns(row: Mapping[str, Any], kind: Any, objective: str) -> Any:
         names = {"prompt": "field_prompt", "chosen": "field_chosen", "rejected": "field_rejected"}
         return {name: kind.get(key, name) for name, key in names.items()}
     if objective != "conversation":
-        if any(key in row for key in ("field_messages", "field_chosen")):
+        if any(key in dataset for key in ("field_messages", "field_chosen")):
             return {
-                "prompt": row.get("field_messages", "messages"),
-                "chosen": row.get("field_chosen", "chosen"),
-                "rejected": row.get("field_rejected", "rejected"),
+                "prompt": dataset.get("field_messages", "messages"),
+                "chosen": dataset.get("field_chosen", "chosen"),
+                "rejected": dataset.get("field_rejected", "rejected"),
             }
         return None
     if kind.startswith(("completion", "pretrain")):
-        return str(row.get("field") or row.get("text_column") or "text")
-    if kind.startswith("chat_template") or "field_messages" in row:
-        named = row.get("field_messages")
+        return str(dataset.get("field") or dataset.get("text_column") or "text")
+    if kind.startswith("chat_template") or "field_messages" in dataset:
+        named = dataset.get("field_messages")
         return {"messages": str(named)} if named else None
     return COLUMNS.get(kind) or COLUMNS.get(kind.split(".")[0].split(":")[0])
 
 
-def _grpo_of_axolotl(job: ForeignJob) -> None:
-    arguments = job.given
+def _axolotl_grpo(job: ForeignJob) -> None:
+    arguments = job.arguments
     listed = arguments.take("datasets") or [{"path": "prompts.jsonl"}]
     job.sources(
-        "grpo", [(job.source(each["path"], str(each.get("split", "train"))), None, 1.0) for each in listed]
+        "grpo",
+        [(job.source(dataset["path"], str(dataset.get("split", "train"))), None, 1.0) for dataset in listed],
     )
-    of_trl = arguments.section("trl")
+    of_trl = arguments.group("trl")
     fill_rollout_of_trl(job, of_trl, arguments.number("sequence_len", default=512))
     of_trl.drop("use_vllm")
-    job.lines += [f"trl.{key}: not translated; {nearest}" for key, nearest in of_trl.left()]
+    job.lines += [f"trl.{key}: not translated; {nearest}" for key, nearest in of_trl.unused()]
     _batch(job)
-    whole_groups(job)
+    full_groups(job)
     fill_training(job, DEFAULTS)
     arguments.drop(*HERE_ANYWAY)
 
 
 def _every(job: ForeignJob, evaluations: float | None, saves: float | None, epochs: float) -> None:
     """Set how often the job evaluates and saves, from axolotl's numbers of times an epoch."""
-    arguments = job.given
-    each = job.part("train")["steps"] / max(epochs, 1e-9)
+    arguments = job.arguments
+    steps_per_epoch = job.part("train")["steps"] / max(epochs, 1e-9)
     steps = arguments.number("eval_steps")
     if "validation" in job.part("data"):
-        every = each / evaluations if evaluations else steps * (each if steps < 1 else 1) if steps else each
+        every = (
+            steps_per_epoch / evaluations
+            if evaluations
+            else steps * (steps_per_epoch if steps < 1 else 1)
+            if steps
+            else steps_per_epoch
+        )
         job.document["evaluate"] = {"every": max(1, int(every))}
     if saves:
-        job.part("checkpoint")["every"] = max(1, int(each / saves))
+        job.part("checkpoint")["every"] = max(1, int(steps_per_epoch / saves))

@@ -10,7 +10,7 @@ from typing import Any
 
 from orchestrator.launch.first_job import legal_name
 from orchestrator.launch.foreign_jobs.job import ForeignJob
-from orchestrator.launch.foreign_jobs.read import Given
+from orchestrator.launch.foreign_jobs.read import Arguments
 
 HERE_ANYWAY = (
     "dataset_prepared_path", "flash_attention", "attn_implementation", "strict", "group_by_length", "output_dir",
@@ -44,7 +44,7 @@ class TrainerDefaults:
 def fill_training(job: ForeignJob, defaults: TrainerDefaults) -> None:
     """Translate the keys that axolotl, TRL and the Trainer share: length, optimizer, precision, seed, parallelism,
     checkpoints, name. `defaults` holds the trainer's defaults."""
-    arguments = job.given
+    arguments = job.arguments
     optimizer = job.part("train")["optimizer"]
     min_ratio = arguments.number("lr_scheduler_kwargs.min_lr_rate", "cosine_min_lr_ratio")
     max_steps, epochs = arguments.number("max_steps"), arguments.number("num_train_epochs", "num_epochs")
@@ -89,7 +89,7 @@ def fill_training(job: ForeignJob, defaults: TrainerDefaults) -> None:
 
 
 def _precision(job: ForeignJob) -> None:
-    arguments = job.given
+    arguments = job.arguments
     dtype = str(arguments.take("torch_dtype", "dtype", default="")).rsplit(".", 1)[-1]
     if arguments.flag("bf16", "bfloat16") or dtype == "bfloat16":
         job.part("train")["precision"] = "bf16"
@@ -99,10 +99,10 @@ def _precision(job: ForeignJob) -> None:
 
 
 def _parallel(job: ForeignJob) -> None:
-    arguments, layout = job.given, job.part("parallel")
+    arguments, layout = job.arguments, job.part("parallel")
     deepspeed, fsdp = str(arguments.take("deepspeed", default="") or ""), arguments.take("fsdp")
-    arguments.section("deepspeed")
-    arguments.section("fsdp_config")
+    arguments.group("deepspeed")
+    arguments.group("fsdp_config")
     arguments.drop("fsdp_version", "fsdp_final_state_dict_type")
     if stage := re.search(r"(?:zero|stage|ds_z)[_-]?([123])", deepspeed.lower()):
         layout["zero"] = int(stage[1])
@@ -122,9 +122,9 @@ def _parallel(job: ForeignJob) -> None:
 
 def set_options(job: ForeignJob, options: Mapping[str, Any]) -> None:
     """Set options of the objective, those that have a value."""
-    known = {name: value for name, value in options.items() if value is not None}
-    if known:
-        job.part("workload").setdefault("options", {}).update(known)
+    with_value = {name: value for name, value in options.items() if value is not None}
+    if with_value:
+        job.part("workload").setdefault("options", {}).update(with_value)
 
 
 def fill_rollout(
@@ -161,7 +161,7 @@ def option(job: ForeignJob, key: str, value: Any, names: Mapping[str, str]) -> s
     return name
 
 
-def fill_rollout_of_trl(job: ForeignJob, keys: Given, prompt: float) -> None:
+def fill_rollout_of_trl(job: ForeignJob, keys: Arguments, prompt: float) -> None:
     """Set the keys of learning from rewards from TRL's own; `prompt` is the most tokens of a prompt."""
     fill_rollout(
         job,
@@ -188,7 +188,7 @@ def fill_rollout_of_trl(job: ForeignJob, keys: Given, prompt: float) -> None:
     )
 
 
-def whole_groups(job: ForeignJob) -> None:
+def full_groups(job: ForeignJob) -> None:
     """Make the global batch a multiple of the answers to a prompt."""
     train, group = job.part("train"), job.document["rollout"]["group"]
     if train["global_batch"] % group or train["global_batch"] < group:

@@ -42,14 +42,14 @@ class _TooManyError(ValueError):
     """There are too many rows to count them."""
 
 
-def is_here(uri: str) -> bool:
+def is_local_source(uri: str) -> bool:
     """Return whether a source is on this machine."""
     return bool(glob(uri)) or Path(uri).exists()
 
 
 def counted(uri: str) -> Counted:
     """Return the rows of a source."""
-    if not is_here(uri):
+    if not is_local_source(uri):
         return Counted(None, f"{uri} is not here")
     try:
         files = row_files(uri)
@@ -75,7 +75,7 @@ def sequences_in(
         length: tokens of a sequence.
         whole_rows: whether a sequence holds whole rows, as many as fit, and a longer row is cut off.
     """
-    if not (folder / "tokenizer.json").is_file() or not is_here(uri):
+    if not (folder / "tokenizer.json").is_file() or not is_local_source(uri):
         return None
     from tokenizers import Tokenizer
 
@@ -92,7 +92,7 @@ def sequences_in(
         for row in islice((row for file in files for row in rows_of(*file)), SAMPLED):
             columns = [*field.values()] if isinstance(field, Mapping) else [field or "text"]
             texts = [text for column in columns for text in _texts(value_of(row, column))]
-            lengths.append(sum(len(each.ids) + around for each in tokenizer.encode_batch(texts)))
+            lengths.append(sum(len(encoding.ids) + around for encoding in tokenizer.encode_batch(texts)))
     except (OSError, ValueError, csv.Error, InputError, Unfit):
         return None
     if not lengths or rows is None:
@@ -105,24 +105,24 @@ def _filled(lengths: Sequence[int], length: int, whole_rows: bool) -> float:
     if not whole_rows:
         return sum(lengths) / length
     full, tokens = 0, 0
-    for each in lengths:
-        kept = min(each, length)
-        if tokens + kept > length:
+    for row_length in lengths:
+        cut_length = min(row_length, length)
+        if tokens + cut_length > length:
             full, tokens = full + 1, 0
-        tokens += kept
+        tokens += cut_length
     return full + tokens / length
 
 
 def _tokens_of_text(uri: str, tokenizer: Any) -> float | None:
     paths = [Path(name) for name in glob(uri)] or [Path(uri)]
-    files = [path for each in paths for path in (each.rglob("*") if each.is_dir() else [each])]
+    files = [path for root in paths for path in (root.rglob("*") if root.is_dir() else [root])]
     files = sorted(path for path in files if path.is_file())
     if not files or any(kind_of(path.name, None) != Kind(".txt", "") for path in files):
         return None
     with files[0].open(encoding="utf-8", errors="replace") as file:
         text = file.read(SAMPLED_TEXT)
-    each = len(tokenizer.encode(text).ids) / max(1, len(text.encode()))
-    return each * sum(path.stat().st_size for path in files)
+    tokens_per_byte = len(tokenizer.encode(text).ids) / max(1, len(text.encode()))
+    return tokens_per_byte * sum(path.stat().st_size for path in files)
 
 
 def _texts(value: Any) -> Iterator[str]:

@@ -13,16 +13,16 @@ from orchestrator.launch.foreign_jobs.common import (
     TrainerDefaults,
     fill_rollout_of_trl,
     fill_training,
+    full_groups,
     set_options,
-    whole_groups,
 )
 from orchestrator.launch.foreign_jobs.job import ForeignJob
-from orchestrator.launch.foreign_jobs.read import SCRIPT, Given
+from orchestrator.launch.foreign_jobs.read import SCRIPT, Arguments
 
 
 def hf_trainer(job: ForeignJob) -> None:
     """Fill in a job from the arguments of TRL and of Hugging Face's Trainer and its example scripts."""
-    arguments = job.given
+    arguments = job.arguments
     named = arguments.take("model_name_or_path", "model_name", "model", "config_name")
     job.model(named)
     arguments.drop("tokenizer_name", "tokenizer_name_or_path")
@@ -53,7 +53,7 @@ def hf_trainer(job: ForeignJob) -> None:
         _devices(job),
     )
     if objective in REWARDED:
-        whole_groups(job)
+        full_groups(job)
     whose, lr = "Hugging Face's Trainer", 5e-5 if objective not in OF_TRL else None
     if objective in OF_TRL and (objective != "conversation" or _is_of_trl(job)):
         whose, lr = "TRL", OF_TRL[objective]
@@ -116,20 +116,20 @@ here. A key whose default is another one here, such as `loss_type` of GRPO, is m
 
 def _is_of_trl(job: ForeignJob) -> bool:
     """Return whether arguments for conversations are those of TRL, and not of someone's own script."""
-    names = (str(job.given.take(name, default="")).lower() for name in (SCRIPT, "output_dir"))
+    names = (str(job.arguments.take(name, default="")).lower() for name in (SCRIPT, "output_dir"))
     keys_of_trl = ("packing", "dataset_text_field", "completion_only_loss", "assistant_only_loss")
     return any(re.search(r"(?<![a-z])sft(?![a-z])", name) for name in names) or any(
-        key in job.given for key in keys_of_trl
+        key in job.arguments for key in keys_of_trl
     )
 
 
 def _devices(job: ForeignJob) -> float:
     """Return the processes that the launcher starts: accelerate's of all nodes, or torchrun's of each node."""
-    arguments = job.given
-    each = arguments.number("nproc_per_node", "num_gpus", default=1) * arguments.number(
+    arguments = job.arguments
+    processes = arguments.number("nproc_per_node", "num_gpus", default=1) * arguments.number(
         "nnodes", "num_nodes", default=1
     )
-    return float(arguments.number("num_processes", default=each))
+    return float(arguments.number("num_processes", default=processes))
 
 
 OF_TRL: Mapping[str, float] = {
@@ -157,7 +157,7 @@ KEYS_OF: Mapping[str, tuple[str, ...]] = {
 
 def _trainer_objective(job: ForeignJob) -> str:
     """Return the objective of a trainer's arguments, by its script, by its own keys, or by the name of the run."""
-    arguments = job.given
+    arguments = job.arguments
     by_keys = (name for name, keys in KEYS_OF.items() if any(key in arguments for key in keys))
     result = (
         _named(arguments, str(arguments.take(SCRIPT, default="")))
@@ -167,7 +167,7 @@ def _trainer_objective(job: ForeignJob) -> str:
     return result or ("dpo" if "beta" in arguments else "conversation")
 
 
-def _named(arguments: Given, name: str) -> str | None:
+def _named(arguments: Arguments, name: str) -> str | None:
     """Return the objective that the name of a script or of a folder contains; None without one."""
     for word, objective in SCRIPTS.items():
         if re.search(rf"(?<![a-z]){word}(?![a-z])", name.lower()):
@@ -177,61 +177,61 @@ def _named(arguments: Given, name: str) -> str | None:
 
 def _trainer_data(job: ForeignJob, objective: str) -> None:
     """Set data and objective from a name, a mixture or files."""
-    arguments = job.given
+    arguments = job.arguments
     split = str(arguments.take("dataset_train_split", "train_split", default="train"))
     config = arguments.take("dataset_config", "dataset_config_name")
     arguments.drop("dataset_test_split", "test_split")
     splits = arguments.take("dataset_splits")
     if isinstance(splits, list):
-        split = next((str(each) for each in splits if "test" not in str(each)), split)
+        split = next((str(split_name) for split_name in splits if "test" not in str(split_name)), split)
     label_column = arguments.take("label_column_name")
     job.label_column = str(label_column) if label_column is not None else None
     field: Any = arguments.take("dataset_text_field", "text_column_name", "text_column_names", "text_column")
     arguments.drop("dataset_kwargs.skip_prepare_dataset", "dataset_kwargs.add_special_tokens")
     named = arguments.take("dataset_name", "dataset", "task_name", "dataset_id_or_path")
     files = arguments.take("train_file", "train_data", "data_path")
-    mixture = arguments.take("dataset_mixture.datasets") or arguments.section("dataset_mixture").take(
+    mixture = arguments.take("dataset_mixture.datasets") or arguments.group("dataset_mixture").take(
         "datasets"
     )
-    mixer = arguments.section("dataset_mixer")
+    mixer = arguments.group("dataset_mixer")
     arguments.drop("dataset_mixture.test_split_size dataset_mixture.seed dataset_configs")
     held_out = arguments.take("validation_file", "eval_file")
     columns = str(field) if objective in ("causal_lm", "masked_lm") and isinstance(field, str) else None
     sources: list[tuple[str, Any, float]] = []
     if mixture:
-        for each in mixture:
-            uri = job.source(each["id"], str(each.get("split", split)), each.get("config"))
-            sources.append((uri, columns, float(each.get("weight") or 1.0)))
-    elif any(True for _ in mixer.left()):
+        for part in mixture:
+            uri = job.source(part["id"], str(part.get("split", split)), part.get("config"))
+            sources.append((uri, columns, float(part.get("weight") or 1.0)))
+    elif any(True for _ in mixer.unused()):
         sources = [
             (job.source(name, split), columns, float(mixer.number(name, default=1.0)))
-            for name, _ in list(mixer.left())
+            for name, _ in list(mixer.unused())
         ]
     elif files or named:
         sources = [(job.source(named or files, split, config, files=files), columns, 1.0)]
     else:
         raise InputError("names no data", "--from", "add dataset_name or train_file")
     if objective == "conversation" and job.asked is None:
-        objective_of_rows = _seen(sources)
+        objective_of_rows = _objective_of_files(sources)
         names_text = isinstance(field, str) and field not in ("messages", "conversations")
         # Saved arguments of TRL name the column text, whatever the rows hold.
         if names_text and objective_of_rows != "conversation":
             objective, sources = "causal_lm", [(uri, field, weight) for uri, _, weight in sources]
         elif objective_of_rows == "":
-            objective = _of_plain_rows(job, [uri for uri, _, _ in sources])
+            objective = _plain_text_objective(job, [uri for uri, _, _ in sources])
     job.sources(objective, sources)
     if held_out:
         job.held_out(str(held_out))
 
 
-def _of_plain_rows(job: ForeignJob, uris: list[str]) -> str:
+def _plain_text_objective(job: ForeignJob, uris: list[str]) -> str:
     """Return what a model learns from rows of text: an encoder predicts labels if there are any, else hidden words."""
     if not job.is_encoder:
         return "causal_lm"
     return "sequence_classification" if any(job.labelled(uri) for uri in uris) else "masked_lm"
 
 
-def _seen(sources: list[tuple[str, Any, float]]) -> str | None:
+def _objective_of_files(sources: list[tuple[str, Any, float]]) -> str | None:
     """Return the objective that the rows which are here fit; None if none are here."""
     from glob import glob
 

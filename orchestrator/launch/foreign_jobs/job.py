@@ -13,8 +13,8 @@ from typing import Any
 from orchestrator.config.errors import InputError
 from orchestrator.config.records import COLUMNS, LABELLED, PREFERENCES, TALKING
 from orchestrator.launch.first_job import GPUS, OF_LABELLED, rows_for
-from orchestrator.launch.foreign_jobs.counted import counted, is_here, sequences_in
-from orchestrator.launch.foreign_jobs.read import Given
+from orchestrator.launch.foreign_jobs.counted import counted, is_local_source, sequences_in
+from orchestrator.launch.foreign_jobs.read import Arguments
 from orchestrator.launch.labelled_rows import Labelled, labelled_rows
 from orchestrator.optim.config import OptimizerSpec
 from orchestrator.optim.kinds import KINDS
@@ -39,7 +39,7 @@ class ForeignJob:
     """The job so far, and what its reader should know.
 
     Attributes:
-        given: the keys of the other trainer.
+        arguments: the keys of the other trainer.
         asked: the objective that the user asks for; None for that of the configuration.
         document: the job file as an object.
         lines: what was assumed, and what is to do before the run.
@@ -49,7 +49,7 @@ class ForeignJob:
         label_column: the column with the label; None if the configuration names none.
     """
 
-    given: Given
+    arguments: Arguments
     asked: str | None = None
     document: dict[str, Any] = field(default_factory=dict)
     lines: list[str] = field(default_factory=list)
@@ -91,8 +91,8 @@ class ForeignJob:
     @property
     def rows(self) -> int | None:
         """Return the rows of the training data; None if those of a source are not known."""
-        known = [rows for rows in self.by_source if rows is not None]
-        return sum(known) if len(known) == len(self.by_source) and known else None
+        counts = [rows for rows in self.by_source if rows is not None]
+        return sum(counts) if len(counts) == len(self.by_source) and counts else None
 
     def default(self, key: str, value: float, whose: str) -> float:
         """Return a value that the configuration does not give, and say so."""
@@ -140,12 +140,12 @@ class ForeignJob:
             count = counted(uri)
             self.by_source.append(count.rows)
             self.uncounted.extend([count.why_not] if count.why_not else [])
-            labelled = self.labelled(uri) if objective in OF_LABELLED and is_here(uri) else None
+            labelled = self.labelled(uri) if objective in OF_LABELLED and is_local_source(uri) else None
             if labelled:
                 objective, columns = labelled.objective, labelled.field
                 if labelled.labels:
                     self.part("data")["labels"] = [*labelled.labels]
-            elif columns is None and is_here(uri):
+            elif columns is None and is_local_source(uri):
                 rows = rows_for(uri, self.asked)
                 fits = rows is not None and (rows.objective == objective or objective not in COLUMNS)
                 columns = rows.field if rows and fits else None
@@ -194,8 +194,8 @@ class ForeignJob:
         wanted = int(tokens or 1024)
         positions = _positions(self.folder)
         if positions and wanted > positions:
-            asked = f"; {wanted} were asked for" if tokens else ""
-            self.lines.append(f"data.sequence_length: {positions}, the positions of the model{asked}")
+            remark = f"; {wanted} were asked for" if tokens else ""
+            self.lines.append(f"data.sequence_length: {positions}, the positions of the model{remark}")
         self.part("data")["sequence_length"] = min(wanted, positions or wanted)
 
     def batch(self, micro: float, accumulation: float, devices: float) -> None:
@@ -206,7 +206,7 @@ class ForeignJob:
             f"train.global_batch: {total} = {micro:g} per device x {accumulation:g} accumulation steps "
             f"x {devices:g} devices"
         )
-        if not self.given.flag("auto_find_batch_size"):
+        if not self.arguments.flag("auto_find_batch_size"):
             self.part("parallel")["micro_batch"] = max(1, int(micro))
 
     def steps(self, max_steps: float | None, epochs: float | None) -> None:
@@ -267,8 +267,8 @@ class ForeignJob:
             )
             for source, rows in zip(self.part("data")["sources"], self.by_source, strict=True)
         ]
-        known = [each for each in result if each is not None]
-        return sum(known) if len(known) == len(result) else None
+        counts = [count for count in result if count is not None]
+        return sum(counts) if len(counts) == len(result) else None
 
     def optimizer(
         self, name: Any, lr: Any, schedule: Any, min_ratio: float | None, default: str = "linear"
@@ -276,11 +276,11 @@ class ForeignJob:
         """Set the optimizer and its schedule."""
         made = self.part("train")["optimizer"]
         wanted = str(name or "adamw").lower()
-        known = next((ours for ours in KINDS if ours in wanted), None)
+        kind = next((ours for ours in KINDS if ours in wanted), None)
         if wanted in IN_8_BITS:
-            known = "adamw_8bit"
-        made["name"] = known or "adamw"
-        if wanted not in ("adamw_torch", "adamw_torch_fused", *IN_8_BITS, known):
+            kind = "adamw_8bit"
+        made["name"] = kind or "adamw"
+        if wanted not in ("adamw_torch", "adamw_torch_fused", *IN_8_BITS, kind):
             self.lines.append(f"train.optimizer.name: {made['name']}, in fp32; {name} was asked for")
         if lr is None:
             lr = self.default(

@@ -46,7 +46,7 @@ SIGNS: Mapping[type, Callable[[int, int], int]] = {
 }  # fmt: skip
 
 
-class Given:
+class Arguments:
     """Keys of a configuration by their dotted names."""
 
     def __init__(self, values: Mapping[str, Any]) -> None:
@@ -76,14 +76,14 @@ class Given:
             for value in result
         )
 
-    def section(self, name: str) -> Given:
+    def group(self, name: str) -> Arguments:
         """Return the keys below a name, and count them as used."""
         prefix = f"{name}."
         result = {
             key.removeprefix(prefix): value for key, value in self._values.items() if key.startswith(prefix)
         }
         self._used |= {key for key in self._values if key.startswith(prefix)}
-        return Given(result)
+        return Arguments(result)
 
     def drop(self, *names: str) -> None:
         """Count keys as used whose value says what is the case here anyway. A text may have several, with blanks."""
@@ -97,7 +97,7 @@ class Given:
             if is_placeholder or value in defaults.get(name, ()):
                 self._used.add(name)
 
-    def left(self) -> Iterator[tuple[str, str]]:
+    def unused(self) -> Iterator[tuple[str, str]]:
         """Yield each key that asks for something and was not used, and what is nearest to it."""
         for key, value in self._values.items():
             if key not in self._used and value not in EMPTY:
@@ -118,12 +118,12 @@ def nearest(key: str) -> str:
     from orchestrator.config.described import sections
 
     keys = {
-        f"{section.path}.{each.name}".lstrip("."): each.name
+        f"{section.path}.{option.name}".lstrip("."): option.name
         for section in sections()
-        for each in section.keys
+        for option in section.keys
     }
-    near = get_close_matches(parts[-1], keys.values(), 1, 0.6)
-    nearest_path = next((path for path, name in keys.items() if near and name == near[0]), "")
+    similar = get_close_matches(parts[-1], keys.values(), 1, 0.6)
+    nearest_path = next((path for path, name in keys.items() if similar and name == similar[0]), "")
     return (
         f"no such key; the nearest is {nearest_path}"
         if nearest_path
@@ -131,7 +131,7 @@ def nearest(key: str) -> str:
     )
 
 
-def read_foreign(path: Path) -> Given:
+def read_foreign(path: Path) -> Arguments:
     """Return the keys of a file: YAML, JSON, TOML, or a shell script that starts a trainer. Raises InputError."""
     try:
         text = path.read_text(encoding="utf-8")
@@ -142,9 +142,9 @@ def read_foreign(path: Path) -> Given:
         raise InputError("is Python, which is not run to find its arguments", str(path), hint)
     try:
         if path.suffix == ".toml":
-            return Given(tomllib.loads(text))
+            return Arguments(tomllib.loads(text))
         if path.suffix in (".sh", ".txt", ".slurm"):
-            return Given(_arguments(text))
+            return Arguments(_arguments(text))
         result = json.loads(text) if path.suffix == ".json" else yaml.safe_load(text)
     except (ValueError, yaml.YAMLError) as error:
         raise InputError(
@@ -154,7 +154,7 @@ def read_foreign(path: Path) -> Given:
         raise InputError(
             "has no keys", str(path), "give the configuration of a trainer, or the script that starts one"
         )
-    return Given(result)
+    return Arguments(result)
 
 
 def _flat(before: str, value: Any) -> Iterator[tuple[str, Any]]:
@@ -192,17 +192,17 @@ def _computed(text: str, variables: Mapping[str, str]) -> str:
     """Return a shell's sum of whole numbers; the text itself if it is another."""
     named = re.sub(r"[A-Za-z_]\w*", lambda match: variables.get(match[0], match[0]), text)
     try:
-        return str(_whole(ast.parse(named.strip(), mode="eval").body))
+        return str(_integer(ast.parse(named.strip(), mode="eval").body))
     except (ArithmeticError, SyntaxError, ValueError):
         return text
 
 
-def _whole(node: ast.expr) -> int:
+def _integer(node: ast.expr) -> int:
     """Return the value of a sum of whole numbers. Raises ValueError for anything else."""
     if isinstance(node, ast.Constant) and isinstance(node.value, int):
         return node.value
     if isinstance(node, ast.BinOp) and type(node.op) in SIGNS:
-        return SIGNS[type(node.op)](_whole(node.left), _whole(node.right))
+        return SIGNS[type(node.op)](_integer(node.left), _integer(node.right))
     raise ValueError("no sum of whole numbers")
 
 

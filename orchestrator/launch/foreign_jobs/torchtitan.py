@@ -10,7 +10,7 @@ from orchestrator.launch.foreign_jobs.job import ForeignJob
 
 def torchtitan(job: ForeignJob) -> None:
     """Fill in a job from torchtitan's TOML (https://github.com/pytorch/torchtitan)."""
-    arguments = job.given
+    arguments = job.arguments
     name, flavor = (
         str(arguments.take("model.name", default="llama3")).lower(),
         str(arguments.take("model.flavor", default="debugmodel")),
@@ -89,7 +89,7 @@ def torchtitan(job: ForeignJob) -> None:
 
 
 def _titan_rest(job: ForeignJob) -> None:
-    arguments = job.given
+    arguments = job.arguments
     if arguments.flag("checkpoint.enable", "checkpoint.enable_checkpoint"):
         job.part("checkpoint")["every"] = int(arguments.number("checkpoint.interval", default=500))
     if (seed := arguments.number("training.seed", "debug.seed")) is not None:
@@ -112,7 +112,7 @@ def _titan_rest(job: ForeignJob) -> None:
 
 
 def _titan_layout(job: ForeignJob, shards: float) -> None:
-    arguments, layout = job.given, job.part("parallel")
+    arguments, layout = job.arguments, job.part("parallel")
     degrees = {"tp": "tensor_parallel_degree", "pp": "pipeline_parallel_degree", "cp": "context_parallel_degree",
                "ep": "expert_parallel_degree"}  # fmt: skip
     for ours, theirs in degrees.items():

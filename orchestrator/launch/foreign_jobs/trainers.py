@@ -7,12 +7,12 @@ from typing import Any
 from orchestrator.config.errors import InputError
 from orchestrator.launch.foreign_jobs.axolotl import axolotl
 from orchestrator.launch.foreign_jobs.hf_trainer import hf_trainer
-from orchestrator.launch.foreign_jobs.read import Given
+from orchestrator.launch.foreign_jobs.read import Arguments
 from orchestrator.launch.foreign_jobs.torchtitan import torchtitan
 from orchestrator.launch.foreign_jobs.verl import verl
 
 
-def whose(arguments: Given) -> Any:
+def whose(arguments: Arguments) -> Any:
     """Return the function that fills in a job from such keys. Raises InputError if no trainer has them."""
     if (
         "actor_rollout_ref" in arguments

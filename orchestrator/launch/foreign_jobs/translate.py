@@ -64,4 +64,4 @@ def translate(path: Path, name: str | None = None, asked: str | None = None) -> 
     if name is not None:
         job.document["name"] = name
     trainer = {"hf_trainer": "Hugging Face's Trainer or TRL"}.get(fill.__name__, fill.__name__)
-    return Translated(trainer, job.document, tuple(dict.fromkeys(job.lines)), tuple(arguments.left()))
+    return Translated(trainer, job.document, tuple(dict.fromkeys(job.lines)), tuple(arguments.unused()))

@@ -12,7 +12,7 @@ from orchestrator.launch.foreign_jobs.job import ForeignJob
 
 def verl(job: ForeignJob) -> None:
     """Fill in a job from verl's keys (https://verl.readthedocs.io), of its file or of its command line."""
-    arguments = job.given
+    arguments = job.arguments
     model = arguments.take(
         "actor_rollout_ref.model.path",
         "model.partial_pretrain",
@@ -41,7 +41,7 @@ def verl(job: ForeignJob) -> None:
 
 
 def _verl_rollouts(job: ForeignJob) -> None:
-    arguments = job.given
+    arguments = job.arguments
     estimator = str(arguments.take("algorithm.adv_estimator", default="gae"))
     objective = (
         "reinforce"
@@ -104,7 +104,7 @@ def _verl_rollouts(job: ForeignJob) -> None:
 
 def _verl_loss(job: ForeignJob) -> dict[str, Any]:
     """Return the options of the loss of grpo, by verl's values where they are not this project's."""
-    arguments, actor = job.given, "actor_rollout_ref.actor"
+    arguments, actor = job.arguments, "actor_rollout_ref.actor"
     modes = {"token-mean": "dapo", "seq-mean-token-mean": "grpo", "seq-mean-token-sum-norm": "dr_grpo"}
     estimates = {"low_var_kl": "k3", "k3": "k3", "kl": "k1", "k1": "k1", "mse": "k2", "k2": "k2"}
     mode = arguments.take(f"{actor}.loss_agg_mode", default="token-mean")
@@ -119,24 +119,24 @@ def _verl_loss(job: ForeignJob) -> dict[str, Any]:
     }
 
 
-def _verl_optimizer(job: ForeignJob, section: str, lr: float | None, schedule: str, clip: str) -> None:
+def _verl_optimizer(job: ForeignJob, prefix: str, lr: float | None, schedule: str, clip: str) -> None:
     """Set AdamW from a section of keys, with verl's usual values. `clip` is the key of the largest norm."""
-    arguments = job.given
+    arguments = job.arguments
     job.optimizer("adamw", lr, schedule, None)
     job.warmup(
-        arguments.number(f"{section}.lr_warmup_steps"),
-        arguments.number(f"{section}.lr_warmup_steps_ratio", f"{section}.warmup_steps_ratio"),
+        arguments.number(f"{prefix}.lr_warmup_steps"),
+        arguments.number(f"{prefix}.lr_warmup_steps_ratio", f"{prefix}.warmup_steps_ratio"),
     )
     optimizer = job.part("train")["optimizer"]
-    optimizer["weight_decay"] = float(arguments.number(f"{section}.weight_decay", default=0.01))
+    optimizer["weight_decay"] = float(arguments.number(f"{prefix}.weight_decay", default=0.01))
     optimizer["clip"] = float(arguments.number(clip, default=1.0))
 
 
 def _verl_steps(job: ForeignJob, default: float) -> None:
     """Set the steps; without any, and without epochs, by the usual epochs (verl/trainer/config)."""
     max_steps, epochs = (
-        job.given.number("trainer.total_training_steps"),
-        job.given.number("trainer.total_epochs"),
+        job.arguments.number("trainer.total_training_steps"),
+        job.arguments.number("trainer.total_epochs"),
     )
     if epochs is None and not (max_steps and max_steps > 0):
         epochs = job.default("epochs", default, "verl")
@@ -144,7 +144,7 @@ def _verl_steps(job: ForeignJob, default: float) -> None:
 
 
 def _verl_sft(job: ForeignJob) -> None:
-    arguments = job.given
+    arguments = job.arguments
     files = str(arguments.take("data.train_files", default="") or "")
     if not files:
         raise InputError("names no data", "--from", "add data.train_files")
@@ -181,14 +181,14 @@ def _verl_sft(job: ForeignJob) -> None:
     _verl_model(job, "model")
 
 
-def _verl_model(job: ForeignJob, section: str) -> None:
+def _verl_model(job: ForeignJob, prefix: str) -> None:
     """Set recomputation and the adapter from a section of keys."""
-    arguments = job.given
-    if arguments.flag(f"{section}.enable_gradient_checkpointing"):
+    arguments = job.arguments
+    if arguments.flag(f"{prefix}.enable_gradient_checkpointing"):
         job.part("parallel")["recompute"] = "full"
-    if (rank := arguments.number(f"{section}.lora_rank")) and rank > 0:
-        targets = arguments.take(f"{section}.target_modules", default="all-linear")
-        job.adapter(rank, arguments.number(f"{section}.lora_alpha"), targets=targets, nf4=False)
+    if (rank := arguments.number(f"{prefix}.lora_rank")) and rank > 0:
+        targets = arguments.take(f"{prefix}.target_modules", default="all-linear")
+        job.adapter(rank, arguments.number(f"{prefix}.lora_alpha"), targets=targets, nf4=False)
 
 
 def _home(path: str) -> str:

@@ -36,7 +36,7 @@ class MadeUp:
             return _record(objective.name, plain, sample, self.length, getattr(objective, "parts", 1))
         text = np.asarray(plain[(np.arange(objective.window(self.length)) * 7 + sample) % len(plain)])
         if (
-            objective.reading.unit == "documents"
+            objective.windowing.unit == "documents"
         ):  # each has two texts: no loss comes from a document that is not a pair
             text[len(text) // 2] = vocabulary.sep
         return text

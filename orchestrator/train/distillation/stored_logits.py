@@ -128,7 +128,7 @@ class StoredLogits:
         def entries(samples: np.ndarray) -> dict[str, np.ndarray]:
             return dict(zip(STORED, self._table.read(samples), strict=True))
 
-        return dataclasses.replace(inputs, batches=batches.reading(batches.read.with_entries(entries)))
+        return dataclasses.replace(inputs, batches=batches.with_reader(batches.read.with_entries(entries)))
 
     def _finish(self) -> None:
         about = {"teacher": self._base.uri, "step": self._base.step, "digest": self._base.digest}

@@ -65,8 +65,8 @@ def arithmetic_errors(device: torch.device, seed: int, flaw: Flaw | None) -> lis
         flaw: an injected fault, which the tests must find; None without.
     """
     bend = {flaw.kind: flaw.bend} if flaw is not None else {}
-    product = bend.get("product") or bend.get("gradient") or burn_in.as_it_is
+    product = bend.get("product") or bend.get("gradient") or burn_in.unchanged
     return [
         *burn_in.products(device, seed, product),
-        *burn_in.updates(device, seed, bend.get("update", burn_in.as_it_is)),
+        *burn_in.updates(device, seed, bend.get("update", burn_in.unchanged)),
     ]

@@ -41,4 +41,4 @@ def losses_of(
 
 def arithmetic_in(reader: Reader) -> Arithmetic:
     """Return the order in which the run of a commit adds numbers."""
-    return Arithmetic.of_meta(reader.manifest.meta)
+    return Arithmetic.from_meta(reader.manifest.meta)

@@ -42,7 +42,7 @@ def prompts_at(batches: Batches, position: int, count: int, room: int) -> list[P
     """
     positions = range(position, position + count)
     _, ids = batches.order.at(np.arange(position, position + count))
-    read = batches.read.holding(ids)
+    read = batches.read.preloaded(ids)
     prompts = []
     for number, sample in zip(positions, ids.tolist(), strict=True):
         words = read(sample)

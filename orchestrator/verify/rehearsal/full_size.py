@@ -32,7 +32,7 @@ class FullSizePlan:
     """
 
     plan: Plan
-    known: bool
+    is_known: bool
     on_cpu: bool
     traced: TracedMemory | None = None
 
@@ -50,11 +50,11 @@ class FullSizePlan:
         largest = traced.largest
         needed, machine = traced.needed(self.plan.chosen.memory, self.on_cpu), self.plan.machine
         if largest:
-            ranks = ", ".join(str(each.rank) for each in traced.traces)
+            ranks = ", ".join(str(trace.rank) for trace in traced.traces)
             how = f"rank {ranks} of {self.layout.world} traced, rank {largest.rank} needs {size(needed)}"
         else:
             how = f"a rank needs {size(needed)} (not all were traced: {traced.reasons[0]})"
-        if not self.known:
+        if not self.is_known:
             return f"{how}; name the device by --machine to know whether it fits", "", ""
         available = size(offered(machine, self.on_cpu))
         if not fits(needed, machine, self.on_cpu):
@@ -68,15 +68,15 @@ def worker_of(device: str | None) -> MachineOf:
     The worker is `device`, by the name or the file of its profile, else as the job names it, else this machine.
     """
     if device:
-        return lambda asked, precision: worker_on_paper(on_paper(asked, device), precision, device)
-    return lambda asked, precision: _worker(asked, precision)[0]
+        return lambda resources, precision: worker_on_paper(on_paper(resources, device), precision, device)
+    return lambda resources, precision: _worker(resources, precision)[0]
 
 
 def plan_at_full_size(job: ResolvedJob, device: str | None) -> tuple[ResolvedJob, FullSizePlan]:
     """Return the job for such workers, see `worker_of`, and its plan there. Raises InputError if no layout is legal."""
     from orchestrator.planner.trace.layout_memory import confirmed
 
-    spec, known = job.spec, True
+    spec, is_known = job.spec, True
     if device:
         spec = spec.with_parts(resources=on_paper(spec.resources, device))
         job, machine = (
@@ -84,21 +84,21 @@ def plan_at_full_size(job: ResolvedJob, device: str | None) -> tuple[ResolvedJob
             worker_on_paper(spec.resources, spec.train.dtype, device),
         )
     else:
-        machine, known = _worker(spec.shared_resources, spec.train.dtype)
+        machine, is_known = _worker(spec.shared_resources, spec.train.dtype)
     confirmed_plan = confirmed(job, spec.resources.workers.max, machine, must_fit=False)
     return job, FullSizePlan(
-        confirmed_plan.plan, known, not spec.resources.per_worker.gpu, confirmed_plan.traced
+        confirmed_plan.plan, is_known, not spec.resources.per_worker.gpu, confirmed_plan.traced
     )
 
 
 def _worker(resources: ResourceSpec, precision: Precision) -> tuple[Machine, bool]:
     """Return a worker as the job names it, or one on this machine, and whether its type is known."""
-    from orchestrator.launch.worker import worker_here, worker_named
+    from orchestrator.launch.worker import local_worker, worker_named
 
     if (named := worker_named(resources)) is not None:
         return named(resources, precision), True
     if not resources.per_worker.gpu:
-        return worker_here(resources, precision), True
+        return local_worker(resources, precision), True
     import torch
 
-    return worker_here(resources, precision), torch.cuda.is_available()
+    return local_worker(resources, precision), torch.cuda.is_available()

@@ -68,8 +68,8 @@ def rehearsed(job: ResolvedJob, layout: Layout, folder: Path) -> Rehearsed:
     if length != spec.data.sequence_length or small.pp > 1 or small.cp > 1:
         document["train"]["sequence_warmup"] = None
     if document["evaluate"]:
-        for name, each in document["evaluate"]["sets"].items():
-            each["sources"] = _excerpt(
+        for name, held_out in document["evaluate"]["sets"].items():
+            held_out["sources"] = _excerpt(
                 spec.set_sources[name][1], f"evaluate.sets.{name}.sources", spec.data, folder
             )
     document |= _ranks(spec.resources, small)

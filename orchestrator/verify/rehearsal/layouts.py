@@ -32,7 +32,7 @@ def smaller(layout: Layout, max_ranks: int = MOST) -> Layout:
         lower["pp"] = max(degrees["pp"] // 2, 2) if degrees["pp"] > 2 else 0  # pp divides no size
         large = [axis for axis in lower if lower[axis]]
         if large:
-            axis = max(large, key=lambda each: degrees[each])
+            axis = max(large, key=lambda name: degrees[name])
             degrees[axis] = lower[axis]
         elif _lower(degrees["ep"]):
             degrees["dp"] = degrees["ep"] = _lower(degrees["ep"])
@@ -76,5 +76,5 @@ def another(layout: Layout, demand: Demand, shape: ModelShape, max_ranks: int = 
     )
 
 
-def _differences(one: Layout, other: Layout) -> int:
-    return sum(getattr(one, name) != getattr(other, name) for name in DIFFERENT)
+def _differences(layout: Layout, other: Layout) -> int:
+    return sum(getattr(layout, name) != getattr(other, name) for name in DIFFERENT)

@@ -36,8 +36,8 @@ LOOK = 0.1
 class Failed(Exception):
     """A stage did not reach its goal."""
 
-    def __init__(self, what: str, mend: str = "") -> None:
-        super().__init__(what)
+    def __init__(self, problem: str, mend: str = "") -> None:
+        super().__init__(problem)
         self.mend = mend
 
 
@@ -50,7 +50,7 @@ def follow(watched: WatchedRun, is_enough: Callable[[], bool]) -> RunOutcome | N
     return None
 
 
-def ended(watched: WatchedRun, step: int) -> dict[str, Any]:
+def summary_at_end(watched: WatchedRun, step: int) -> dict[str, Any]:
     """Return the summary of a run that has reached a step and ended. Raises Failed."""
     outcome = follow(watched, lambda: False)
     assert outcome is not None
@@ -64,8 +64,8 @@ def failure(outcome: RunOutcome) -> Failed:
     """Return why a run ended too early: the meaning of its last fault, the rank's last output, and the hint."""
     summary = outcome.summary or {}
     if outcome.outcome == Outcome.STOPPED:
-        what = f"the run ended after step {summary.get('step')}: {outcome.line}"
-        return Failed(what, "reduce the load of this machine")
+        problem = f"the run ended after step {summary.get('step')}: {outcome.line}"
+        return Failed(problem, "reduce the load of this machine")
     fault: dict[str, Any] = next(iter(reversed(summary.get("faults") or ())), {})
     meaning, _, hint = str(fault.get("explained") or "").partition("; ")
     last = "; printed last: " + str(fault["output"][-1]).strip() if fault.get("output") else ""
@@ -164,11 +164,11 @@ def _go_on(
 ) -> None:
     """Try the next stage, unless a stage that it needs has not passed."""
     tell(name)
-    done = {stage.name for stage in scene.found.stages if stage.verdict == "passed"}
+    done = {stage.name for stage in scene.result.stages if stage.verdict == "passed"}
     if lacking := [need for need in needs if need not in done]:
-        _add(scene.found, Stage(name, "not reached", f"{lacking[0]} did not pass"), tell)
+        _add(scene.result, Stage(name, "not reached", f"{lacking[0]} did not pass"), tell)
     else:
-        _add(scene.found, _tried(name, act, scene), tell)
+        _add(scene.result, _tried(name, act, scene), tell)
 
 
 def _add(rehearsal: Rehearsal, stage: Stage, tell: Callable[[Stage | str], None]) -> None:
@@ -187,8 +187,8 @@ def _tried(name: str, act: Callable[[Scene], str], scene: Scene) -> Stage:
     except LeftOut as reason:
         return stage("left out", str(reason))
     except InputError as error:
-        what = f"{error.where}: {error.what}" if error.where else error.what
-        return stage("failed", " ".join(what.split()), error.hint or MENDS.get(name, ""))
+        problem = f"{error.where}: {error.what}" if error.where else error.what
+        return stage("failed", " ".join(problem.split()), error.hint or MENDS.get(name, ""))
     except Failed as error:
         return stage("failed", str(error), error.mend or MENDS.get(name, ""))
     except Exception as error:  # whatever the job's own code raises
@@ -207,7 +207,7 @@ class Scene:
     full_size: FullSizePlan
     folder: Path
     stack: contextlib.ExitStack
-    found: Rehearsal
+    result: Rehearsal
     small: Rehearsed | None = None
     sets: dict[str, str] = field(default_factory=dict)
     watched: WatchedRun | None = None
@@ -251,8 +251,8 @@ def _data(scene: Scene) -> str:
 
     small = rehearsed(scene.job, scene.full_size.layout, scene.folder)
     scene.small = small
-    scene.found.small = small.layout
-    scene.found.notes = small.notes
+    scene.result.small = small.layout
+    scene.result.notes = small.notes
     scene.shared = scene.stack.enter_context(imports_begun(small.spec.parallel, embedded=True))
     preflight(small.spec, scene.run, None, None)
     news = scene.stack.enter_context((scene.folder / "ray.log").open("w"))
@@ -290,7 +290,7 @@ def _kill(scene: Scene) -> str:
     """Wait for the kill of a rank, and for the next step after it."""
     assert scene.small is not None
     assert scene.watched is not None
-    summary = ended(scene.watched, STEPS - 1)
+    summary = summary_at_end(scene.watched, STEPS - 1)
     step, rank = STEPS - 1, scene.small.layout.world - 1
     if not summary["faults"]:
         raise Failed(f"rank {rank} was to be killed at step {step}, and no fault is on record")
@@ -307,7 +307,9 @@ def _reload(scene: Scene) -> str:
     other = another(layout, demand_of(scene.spec), resolve(scene.spec).shape)
     if other is None:
         raise LeftOut(f"no layout but {layout} is legal for this job on few ranks")
-    ended(attach(scene.small.under(other).document(), scene.run, None, (), None, shared=scene.shared), STEPS)
+    summary_at_end(
+        attach(scene.small.under(other).document(), scene.run, None, (), None, shared=scene.shared), STEPS
+    )
     row = scene.run.rows(METRICS)[-1]
     if row["step"] != STEPS or row["layout"] != str(other):
         raise Failed(

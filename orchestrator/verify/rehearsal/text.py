@@ -40,33 +40,33 @@ def excerpt(
     the job file. Raises InputError if a source does not exist or cannot be read.
     """
     files = resolve(sources, where, on_error)
-    each = max(enough // max(len(sources), 1), LEAST)
+    budget = max(enough // max(len(sources), 1), LEAST)
     result = []
     for number, source in enumerate(sources):
-        places, left = [], each
+        uris, remaining = [], budget
         for file in (file for file in files if file.source == number):
-            if left <= 0:
+            if remaining <= 0:
                 break
-            if file.plain_size <= left:
-                places.append(file.uri)
-                left -= file.plain_size
+            if file.plain_size <= remaining:
+                uris.append(file.uri)
+                remaining -= file.plain_size
                 continue
-            if places:
+            if uris:
                 break
-            above = [f"{quote(name)}={_of_folder(value)}" for name, value in file.folders.items()]
+            above = [f"{quote(name)}={_hive_value(value)}" for name, value in file.folders.items()]
             target = folder.joinpath(*above) / f"{where}.{number}{_suffix(file)}"
             if file.labels:
                 target = folder.joinpath(f"{where}.{number}", *above) / target.name
                 write_card(str(folder / f"{where}.{number}"), file.labels)
-            _beginning(file, left, target)
-            places.append(str(target))
+            _beginning(file, remaining, target)
+            uris.append(str(target))
             break
-        form = None if places and places[0].startswith(str(folder)) else source.format
-        result.append(source.model_copy(update={"uri": places or source.uri, "format": form}))
+        form = None if uris and uris[0].startswith(str(folder)) else source.format
+        result.append(source.model_copy(update={"uri": uris or source.uri, "format": form}))
     return result
 
 
-def _of_folder(value: str | None) -> str:
+def _hive_value(value: str | None) -> str:
     """Return a value in Hive's form for folder names."""
     return HIVE_NULL if value is None else quote(value, safe="")
 

@@ -27,7 +27,7 @@ from orchestrator.data.encoding.training import train_bytes
 from orchestrator.data.prepare.prepare import prepare
 from orchestrator.data.store.tokens import Tokens
 from orchestrator.data.store.verified_shard import DamagedShard
-from orchestrator.resolve.prepared_data import PreparedData, is_whole, prepared
+from orchestrator.resolve.prepared_data import PreparedData, has_all_files, prepared
 from orchestrator.storage.run_directory import RunDir
 
 pytestmark = pytest.mark.usefixtures("two_cpus")
@@ -293,7 +293,7 @@ def test_a_set_is_made_again_by_the_tokenizer_of_the_run(tmp_path: Path) -> None
     Path(own.folder.at("shards/000000.contents")).write_bytes(b"damaged")
     with pytest.raises(DamagedShard):
         Tokens.open(made.sets["wiki"]).check()
-    assert not is_whole(made)
+    assert not has_all_files(made)
     assert prepared(job_, run, made, nothing) == made
     Tokens.open(made.sets["wiki"]).check()
     after = {

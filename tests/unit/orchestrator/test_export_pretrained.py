@@ -245,7 +245,7 @@ def spec_of(folder: Path, case: str) -> JobSpec:
 
 def rows_of_training(tokens: Tokens, workload: Any) -> list[list[int]]:
     """The tokens of the first records, as training reads them, without padding."""
-    windows = [windows_of(tokens, source, workload.objective.reading) for source in range(tokens.sources)]
+    windows = [windows_of(tokens, source, workload.objective.windowing) for source in range(tokens.sources)]
     batch = SampleReader(tokens, windows, workload.objective).collate(range(min(4, len(windows[0]))), 0)
     return [row[real].tolist() for row, real in zip(batch["tokens"], batch["padding"], strict=True)]
 

@@ -25,7 +25,7 @@ def reader(objective: Objective, vocabulary: Vocabulary, length: int) -> Reader:
     Sample 0 has documents of equal length, sample 1 of other lengths, sample 2 a single one.
     """
     words = np.array(sorted(set(range(vocabulary.size)) - vocabulary.special)[:200])
-    if objective.reading.unit.startswith("record"):
+    if objective.windowing.unit.startswith("record"):
         return lambda sample: _record(objective, words, length, sample)
 
     def read(sample: int) -> np.ndarray:

@@ -26,7 +26,7 @@ from workloads.model.stored import (
     misfits,
     refuse_misfits,
     refuse_strange,
-    told,
+    weight_notes,
     whole,
 )
 
@@ -121,22 +121,22 @@ class HuggingFaceWeights:
         self._family = family_of(config)
         self._weights = weights or Weights(folder)
         find = self._finder(self._weights.blank)
-        self._there = {name: self._shape_of(name, find) for name in shapes}
+        self._stored_shapes = {name: self._shape_of(name, find) for name in shapes}
         _check_values(self._family, config, self._finder(self._weights.read), folder)
         where = f"the checkpoint in {folder}"
-        refuse_misfits(misfits(config, shapes, self._there.__getitem__, tables, added), where, HINT)
+        refuse_misfits(misfits(config, shapes, self._stored_shapes.__getitem__, tables, added), where, HINT)
         left_out, strange = self._left_out()
         refuse_strange(strange, where, HINT)
-        self.notes = told(shapes, self._there.__getitem__, left_out, folder)
+        self.notes = weight_notes(shapes, self._stored_shapes.__getitem__, left_out, folder)
 
     def find(self, name: str) -> StoredTensor | None:
         """See `StoredWeights`."""
-        shape = self._there[name]
+        shape = self._stored_shapes[name]
         return None if shape is None else _Tensor(self, name, shape)
 
     def read(self, name: str, part: Part) -> Tensor:
         """Return a part of an existing tensor."""
-        sizes = {**self._shapes, name: self._there[name] or self._shapes[name]}
+        sizes = {**self._shapes, name: self._stored_shapes[name] or self._shapes[name]}
 
         def read(hf_name: str, theirs: Part) -> Tensor | None:
             full = self._stored_name(hf_name)

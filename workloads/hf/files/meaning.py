@@ -299,7 +299,7 @@ def by_label(
 
 
 @contextmanager
-def told_by_label(
+def naming_labels(
     theirs: FolderMeaning, objective: str, labels: Sequence[str], where: str, is_folder: bool = True
 ) -> Iterator[None]:
     """Name the labels in the error about a head at `where` with another number of outputs than the objective's."""
@@ -308,7 +308,14 @@ def told_by_label(
     try:
         yield
     except DoesNotFit as error:
-        rows = next((each.there[0] for each in error.found if each.name == OUTPUT[0] and each.there), None)
+        rows = next(
+            (
+                misfit.stored_shape[0]
+                for misfit in error.misfits
+                if misfit.name == OUTPUT[0] and misfit.stored_shape
+            ),
+            None,
+        )
         if rows is not None and objective in LABELLED:
             rows_of_labels(theirs.labels, labels, where, is_folder, rows)
         elif rows is not None and objective in PROBLEMS:

@@ -27,7 +27,7 @@ class Described(Protocol):
 
 
 @contextmanager
-def told_by_our_names(model: Described | None) -> Iterator[None]:
+def in_our_names(model: Described | None) -> Iterator[None]:
     """Re-raise Unmatched with our name for its pattern, if the pattern matches transformers' names for tensors of
     `model`.
     """

@@ -21,28 +21,28 @@ class Interleave:
 
     def __init__(self, weights: Sequence[int]) -> None:
         """Raises ValueError if a weight is negative, if all are zero, or if their sum is more than MOST."""
-        left = sum(weights)
-        if min(weights) < 0 or not 0 < left <= MOST:
+        weight_left = sum(weights)
+        if min(weights) < 0 or not 0 < weight_left <= MOST:
             raise ValueError(f"weights {list(weights)} are not from 0 on, with a sum from 1 to {MOST}")
         self.weights = tuple(weights)
         self._levels = []
         for source in sorted(range(len(weights)), key=lambda number: (-weights[number], number)):
             if weights[source]:
-                self._levels.append((source, weights[source], left))
-                left -= weights[source]
+                self._levels.append((source, weights[source], weight_left))
+                weight_left -= weights[source]
 
     def at(self, position: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return the source of each position, and how many earlier positions have the same source; int64
         of its shape."""
-        left = np.array(position, dtype=np.int64).ravel()
-        source = np.zeros_like(left)
-        before = np.zeros_like(left)
-        index = np.arange(left.size)
+        offsets = np.array(position, dtype=np.int64).ravel()
+        source = np.zeros_like(offsets)
+        before = np.zeros_like(offsets)
+        index = np.arange(offsets.size)
         for number, weight, total in self._levels:
-            taken = _rounded(weight, left, total)
-            mine = _rounded(weight, left + 1, total) > taken
-            source[index[mine]], before[index[mine]] = number, taken[mine]
-            left = (left - taken)[~mine]
+            drawn = _rounded(weight, offsets, total)
+            mine = _rounded(weight, offsets + 1, total) > drawn
+            source[index[mine]], before[index[mine]] = number, drawn[mine]
+            offsets = (offsets - drawn)[~mine]
             index = index[~mine]
         shape = np.shape(position)
         return source.reshape(shape), before.reshape(shape)
@@ -70,6 +70,6 @@ class Interleave:
 
 def _rounded(weight: int, count: np.ndarray, total: int) -> np.ndarray:
     """Return weight x count / total rounded to the nearest integer, halves up, without overflow; int64."""
-    quotient, rest = np.divmod(count, total)
-    rounded: np.ndarray = quotient * weight + (2 * weight * rest + total) // (2 * total)
+    quotient, remainder = np.divmod(count, total)
+    rounded: np.ndarray = quotient * weight + (2 * weight * remainder + total) // (2 * total)
     return rounded

@@ -54,7 +54,7 @@ class MixedOrder:
         """
         position = np.asarray(position, dtype=np.int64)
         if self.size is not None and position.size and int(position.max()) >= self.size:
-            raise ended(self.size)
+            raise past_the_end(self.size)
         source, number = self._places.at(position.ravel())
         pass_number = np.zeros_like(number)
         sample = np.zeros_like(number)
@@ -78,7 +78,7 @@ class MixedOrder:
         return self._places.changes()
 
 
-def ended(size: int) -> InputError:
+def past_the_end(size: int) -> InputError:
     """Return the error for a position beyond the end of an order."""
     problem = f"all sources reach max_passes after {size} samples"
     return InputError(problem, "data.sources", "raise max_passes, or train for fewer steps")

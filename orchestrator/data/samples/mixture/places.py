@@ -71,16 +71,16 @@ def _stretches(
     ends = [*(start for start, _ in phases[1:]), None]
     for (start, weights), end in zip(phases, ends, strict=True):
         while end is None or start < end:
-            left = [
+            open_weights = [
                 w if n is None or done < n else 0 for w, done, n in zip(weights, before, limits, strict=True)
             ]
-            if not any(left):
+            if not any(open_weights):
                 return stretches, start
-            lanes = Interleave(left)
+            lanes = Interleave(open_weights)
             stops = [
                 lanes.reach(source, limit - before[source])
                 for source, limit in enumerate(limits)
-                if limit is not None and left[source]
+                if limit is not None and open_weights[source]
             ]
             stretches.append(_Stretch(start, lanes, tuple(before)))
             stop = min([start + count for count in stops] + ([] if end is None else [end]), default=None)

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from orchestrator.config.errors import InputError
-from orchestrator.data.samples.mixture.mixed_order import ended, limits_of, seed_of
+from orchestrator.data.samples.mixture.mixed_order import limits_of, past_the_end, seed_of
 from orchestrator.data.samples.mixture.places import Places
 from orchestrator.data.samples.order import permute
 
@@ -74,14 +74,14 @@ class SectionedMixture:
         if not flat.size:
             return np.zeros_like(position), np.zeros_like(position)
         if not self.has(int(flat.max()) + 1):
-            raise ended(self._places.size or 0)
+            raise past_the_end(self._places.size or 0)
         is_all_known = self._reach(int(flat.max()))
         source, number = self._places.at(flat)
         pass_number = np.zeros_like(flat)
         sample = np.zeros_like(flat)
         for which in np.unique(source):
             mine = source == which
-            pass_number[mine], sample[mine] = self._of_source(
+            pass_number[mine], sample[mine] = self._in_source(
                 int(which), number[mine], self._bounds[:, which], is_all_known
             )
         return pass_number.reshape(position.shape), (sample * len(self._seeds) + source).reshape(
@@ -103,7 +103,7 @@ class SectionedMixture:
         self._reach(None)
         return self._places.changes()
 
-    def _of_source(
+    def _in_source(
         self, source: int, number: np.ndarray, bounds: np.ndarray, is_all_known: bool
     ) -> tuple[np.ndarray, np.ndarray]:
         """Return the pass and the index of the `number`-th samples of one source, int64."""

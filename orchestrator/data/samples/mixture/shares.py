@@ -70,7 +70,9 @@ class Mixture:
         weights = []
         for start, shares in self.phases:
             by_size = shares if shares is not None else powers(tokens, self.alpha)
-            weights.append((start, whole([s / mean for s, mean in zip(by_size, means, strict=True)])))
+            weights.append(
+                (start, integer_shares([s / mean for s, mean in zip(by_size, means, strict=True)]))
+            )
         return weights
 
 
@@ -84,7 +86,7 @@ def powers(sizes: Sequence[int], alpha: Fraction) -> list[Fraction]:
         return [Fraction((power * Decimal(size).ln()).exp()) if size else Fraction(0) for size in sizes]
 
 
-def whole(rates: Sequence[Fraction]) -> list[int]:
+def integer_shares(rates: Sequence[Fraction]) -> list[int]:
     """Return the smallest integers in these proportions, or, if their sum exceeds 2^24, integers accurate to one part
     in 2^24. Positive rates stay positive.
     """

@@ -59,11 +59,11 @@ def pack(sizes: np.ndarray, capacity: int) -> np.ndarray:
     rooms = _Rooms(capacity)
     for begin, end in itertools.pairwise([*edges, len(order)]):
         size = int(sizes[order[begin]])
-        left = order[begin:end]
-        for samples, each in rooms.places(size, len(left)):
-            count = min(len(left), len(samples) * each)
-            sample_of[left[:count]] = np.repeat(samples, each)[:count]
-            left = left[count:]
+        waiting = order[begin:end]
+        for samples, each in rooms.places(size, len(waiting)):
+            count = min(len(waiting), len(samples) * each)
+            sample_of[waiting[:count]] = np.repeat(samples, each)[:count]
+            waiting = waiting[count:]
     return sample_of
 
 
@@ -81,15 +81,15 @@ class _Rooms:
         while pieces:
             at = bisect_left(self._rooms, size)
             room = self._rooms[at] if at < len(self._rooms) else self._capacity
-            each = room // size
-            needed = -(-pieces // each)
+            per_sample = room // size
+            needed = -(-pieces // per_sample)
             samples = self._take(room, needed) if at < len(self._rooms) else self._new(needed)
-            count = min(pieces, each * len(samples))
-            last = count - each * (len(samples) - 1)
-            self._put(room - each * size, samples[:-1])
+            count = min(pieces, per_sample * len(samples))
+            last = count - per_sample * (len(samples) - 1)
+            self._put(room - per_sample * size, samples[:-1])
             self._put(room - last * size, samples[-1:])
             pieces -= count
-            yield samples, each
+            yield samples, per_sample
 
     def _new(self, count: int) -> np.ndarray:
         self._count += count
@@ -247,26 +247,26 @@ class _Sums:
     def __init__(self, file: IO[bytes]) -> None:
         self._file = file
         self._count = 0
-        self._whole = xxhash.xxh3_128()
-        self._held = bytearray()
+        self._digest = xxhash.xxh3_128()
+        self._block_bytes = bytearray()
         self._blocks = list[str]()
 
     def write(self, values: np.ndarray) -> None:
         data = np.ascontiguousarray(values, dtype=DTYPE).tobytes()
         self._file.write(data)
-        self._whole.update(data)
+        self._digest.update(data)
         self._count += values.size
-        self._held += data
-        while len(self._held) >= BLOCK_BYTES:
-            self._blocks.append(xxhash.xxh3_64_hexdigest(bytes(self._held[:BLOCK_BYTES])))
-            del self._held[:BLOCK_BYTES]
+        self._block_bytes += data
+        while len(self._block_bytes) >= BLOCK_BYTES:
+            self._blocks.append(xxhash.xxh3_64_hexdigest(bytes(self._block_bytes[:BLOCK_BYTES])))
+            del self._block_bytes[:BLOCK_BYTES]
 
     def finish(self) -> dict[str, Any]:
         self._file.flush()
         os.fsync(self._file.fileno())
-        if self._held:
-            self._blocks.append(xxhash.xxh3_64_hexdigest(bytes(self._held)))
-        return {"numbers": self._count, "xxh3": self._whole.hexdigest(), "blocks": "".join(self._blocks)}
+        if self._block_bytes:
+            self._blocks.append(xxhash.xxh3_64_hexdigest(bytes(self._block_bytes)))
+        return {"numbers": self._count, "xxh3": self._digest.hexdigest(), "blocks": "".join(self._blocks)}
 
 
 def _shard(name: str, facts: dict[str, Any]) -> TokenShard:

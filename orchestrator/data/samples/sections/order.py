@@ -51,7 +51,7 @@ class SectionedOrder:
         self._ends = ends
         self._weights = [Fraction(str(weight)) for weight in weights]
         self._sections: list[_Section] = []
-        self._known = 0  # positions of an epoch in the sections so far
+        self._positions_known = 0  # positions of an epoch in the sections so far
         self._before = [0] * len(weights)
 
     @property
@@ -64,7 +64,7 @@ class SectionedOrder:
     def epoch_size(self) -> int:
         """Number of positions of an epoch. Waits for all sections."""
         self._reach(None)
-        return self._known
+        return self._positions_known
 
     def at(self, position: ArrayLike) -> tuple[np.ndarray, np.ndarray]:
         """Return (turn, sample id) at each global `position`, both int64 of its shape."""
@@ -74,7 +74,7 @@ class SectionedOrder:
             epoch = np.zeros_like(flat)
             in_epoch = flat
         else:
-            epoch, in_epoch = np.divmod(flat, self._known)
+            epoch, in_epoch = np.divmod(flat, self._positions_known)
         which = np.searchsorted([section.start for section in self._sections], in_epoch, side="right") - 1
         pass_number = np.zeros_like(flat)
         sample = np.zeros_like(flat)
@@ -86,12 +86,12 @@ class SectionedOrder:
     def drawn(self, position: int) -> list[int]:
         """Return how many samples of each source come before `position`. Within a section, counts are proportional."""
         totals = np.zeros(len(self._weights), dtype=np.int64)
-        epoch, in_epoch = (0, position) if self._reach(position) else divmod(position, self._known)
+        epoch, in_epoch = (0, position) if self._reach(position) else divmod(position, self._positions_known)
         for section in self._sections:
-            taken = np.diff(section.ends, prepend=0)
+            counts = np.diff(section.ends, prepend=0)
             size = int(section.ends[-1])
             reached = min(max(in_epoch - section.start, 0), size)
-            totals += epoch * taken + (reached * taken // size if size else 0)
+            totals += epoch * counts + (reached * counts // size if size else 0)
         return [int(count) for count in totals]
 
     def _within(self, number: int, epoch: np.ndarray, position: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -100,29 +100,29 @@ class SectionedOrder:
         key = epoch * self._count + number
         drawn = permute(position - start, key, int(ends[-1]), self.seed)
         source = np.searchsorted(ends, drawn, side="right")
-        taken = np.diff(ends, prepend=0)[source]
+        drawn_count = np.diff(ends, prepend=0)[source]
         available = counts[source]
-        index = (epoch * taken) % available + drawn - (ends[source] - taken)
-        pass_number = (epoch * taken) // available + index // available
+        index = (epoch * drawn_count) % available + drawn - (ends[source] - drawn_count)
+        pass_number = (epoch * drawn_count) // available + index // available
         return pass_number, (first[source] + index % available) * len(ends) + source
 
     def _reach(self, position: int | None) -> bool:
         """Load the sections up to that of a position, all of them for None. Return whether it is in the first epoch."""
-        while len(self._sections) < self._count and (position is None or position >= self._known):
+        while len(self._sections) < self._count and (position is None or position >= self._positions_known):
             ends = [int(end) for end in self._ends(len(self._sections))]
-            taken = [
+            counts = [
                 int(weight * end) - int(weight * before)
                 for weight, end, before in zip(self._weights, ends, self._before, strict=True)
             ]
             first = np.array(self._before, dtype=np.int64)
             last = np.array(ends, dtype=np.int64)
-            section = _Section(self._known, first, last - first, np.cumsum(taken, dtype=np.int64))
-            self._known = self._known + sum(taken)
+            section = _Section(self._positions_known, first, last - first, np.cumsum(counts, dtype=np.int64))
+            self._positions_known = self._positions_known + sum(counts)
             self._before = ends
             self._sections.append(section)
             if len(self._sections) == self._count:
                 self._refuse_empty()
-        return position is not None and position < self._known
+        return position is not None and position < self._positions_known
 
     def _refuse_empty(self) -> None:
         """Raise InputError if an epoch has no sample of a source."""

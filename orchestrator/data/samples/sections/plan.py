@@ -45,8 +45,8 @@ class SectionPlan:
         plan = cls(tuple(named.count(source) for source in range(sources)))
         sizes = [sum(span.bytes for span in part) for part in parts]
         bounds = zip(plan.first, plan.needed(0), plan.parts, strict=True)
-        held = ((sum(sizes[a : a + some]), sum(sizes[a : a + every])) for a, some, every in bounds)
-        return replace(plan, bytes=tuple(held))
+        section_bytes = ((sum(sizes[a : a + some]), sum(sizes[a : a + every])) for a, some, every in bounds)
+        return replace(plan, bytes=tuple(section_bytes))
 
     @classmethod
     def read(cls, folder: DataFolder) -> SectionPlan | None:
@@ -92,7 +92,7 @@ class SectionPlan:
 
     def needed(self, section: int) -> list[int]:
         """Return how many parts of each source the sections up to this one need."""
-        return [complete + (rest > 0) for complete, rest in self.end(section)]
+        return [complete + (remainder > 0) for complete, remainder in self.end(section)]
 
     def numbers(self, section: int) -> list[int]:
         """Return the numbers of the parts that this section needs and no earlier one does."""

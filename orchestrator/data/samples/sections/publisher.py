@@ -42,8 +42,8 @@ class Publisher:
 
     def order(self, todo: Sequence[int]) -> list[int]:
         """Return those of the parts `todo` that the sections need, in the order in which they are needed."""
-        left = set(todo)
-        return [part for part in self.parts if part in left]
+        waiting = set(todo)
+        return [part for part in self.parts if part in waiting]
 
     def look(self, todo: Sequence[int]) -> None:
         """Publish every section whose parts are done. `todo` are the parts that are not done.
@@ -51,8 +51,8 @@ class Publisher:
         Raises InputError if a section was published before with different shards, because runs may have trained on
         those.
         """
-        left = set(todo)
-        while self._next < self.sections and left.isdisjoint(self._plan.numbers(self._next)):
+        waiting = set(todo)
+        while self._next < self.sections and waiting.isdisjoint(self._plan.numbers(self._next)):
             section_data = self._gather(self._plan.numbers(self._next))
             before = read_section(self._folder, self._next)
             if before and not before.same_tokens(section_data):

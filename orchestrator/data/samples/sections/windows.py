@@ -16,7 +16,7 @@ from orchestrator.data.samples.windows import Streams, Windows, packed_windows, 
 from orchestrator.data.store.tokens import Tokens
 
 if TYPE_CHECKING:
-    from workloads.workload import Reading
+    from workloads.workload import Windowing
 
 
 class Sections(Protocol):
@@ -50,7 +50,7 @@ class GrowingWindows:
 
     stream: Tokens
     source: int
-    reading: Reading
+    windowing: Windowing
 
     @property
     def documents(self) -> int | None:
@@ -60,18 +60,18 @@ class GrowingWindows:
     @property
     def tokens(self) -> int:
         """See `Windows`."""
-        return len(self) * self.reading.window
+        return len(self) * self.windowing.window
 
     def __len__(self) -> int:
         return self.within(self.stream.length(self.source))
 
     def within(self, tokens: int) -> int:
         """Return how many samples fit in the first `tokens` tokens."""
-        return max(0, (tokens - self.reading.window) // self.reading.stride + 1)
+        return max(0, (tokens - self.windowing.window) // self.windowing.stride + 1)
 
     def pieces(self, sample: int) -> Sequence[tuple[int, int]]:
         """See `Windows`."""
-        return ((sample * self.reading.stride, self.reading.window),)
+        return ((sample * self.windowing.stride, self.windowing.window),)
 
     def siblings(self, sample: int) -> range:
         """Not available: documents are not considered. See `Windows`."""
@@ -97,20 +97,20 @@ class StreamSections:
         """See `Sections`."""
         self.streams.await_section(section)
         totals = []
-        for windows, (complete, rest) in zip(self.windows, self.plan.end(section), strict=True):
+        for windows, (complete, remainder) in zip(self.windows, self.plan.end(section), strict=True):
             first = self.plan.first[windows.source]
             count, after = (
                 windows.within(self.streams.tokens_before(windows.source, first + parts))
                 for parts in (complete, complete + 1)
             )
-            totals.append(count + (after - count) * rest // self.plan.sections)
+            totals.append(count + (after - count) * remainder // self.plan.sections)
         return totals
 
     def sizes(self, for_whole_source: bool) -> tuple[list[int], list[int]]:
         """See `Sections`. All samples have the same length, so both results count tokens."""
         if not for_whole_source:
-            ones = [1] * self.streams.sources
-            return ones, ones
+            unit_lengths = [1] * self.streams.sources
+            return unit_lengths, unit_lengths
         self.streams.await_section(0)
         ends = [first + needed for first, needed in zip(self.plan.first, self.plan.needed(0), strict=True)]
         available = [self.streams.tokens_before(source, end) for source, end in enumerate(ends)]
@@ -180,17 +180,17 @@ class DocumentSections:
     Args:
         tokens: the prepared data.
         plan: its sections.
-        reading: how samples are made.
+        windowing: how samples are made.
         packed: pack the documents of a section by best fit.
         share: share of the documents that is held out from training; None for none.
     """
 
     def __init__(
-        self, tokens: Tokens, plan: SectionPlan, reading: Reading, packed: bool, share: float | None
+        self, tokens: Tokens, plan: SectionPlan, windowing: Windowing, packed: bool, share: float | None
     ) -> None:
         self._tokens = tokens
         self._plan = plan
-        self._reading = reading
+        self._windowing = windowing
         self._make = packed_windows if packed else windows_of
         self._share = share
         self._added = 0
@@ -224,10 +224,12 @@ class DocumentSections:
         while self._added <= section:
             self._tokens.await_section(self._added)
             every = SectionDocuments(self._tokens, self._plan, self._added)
-            trained = every if self._share is None else split(every, self._share, both=False).training
+            trained = (
+                every if self._share is None else split(every, self._share, needs_both_sides=False).training
+            )
             begins = self.streams.add(trained)
             for source, (begin, windows) in enumerate(zip(begins, self.windows, strict=True)):
-                windows.add(begin, self._make(trained, source, self._reading))
+                windows.add(begin, self._make(trained, source, self._windowing))
             self._added += 1
             if self._added == 1:
                 self._refuse_few()
@@ -235,8 +237,8 @@ class DocumentSections:
     def _refuse_few(self) -> None:
         """Raise InputError if the first section has fewer documents than the objective needs."""
         documents = sum(windows.documents or 0 for windows in self.windows)
-        if self._reading.unit != "stream" and documents < self._reading.documents:
-            needed = self._reading.documents
+        if self._windowing.unit != "stream" and documents < self._windowing.documents:
+            needed = self._windowing.documents
             problem = (
                 f"the first section has {documents} document(s), but the objective needs at least {needed}"
             )
@@ -257,10 +259,10 @@ class DocumentSections:
 
 
 def sections_of(
-    tokens: Tokens, plan: SectionPlan, reading: Reading, packed: bool = False, share: float | None = None
+    tokens: Tokens, plan: SectionPlan, windowing: Windowing, packed: bool = False, share: float | None = None
 ) -> Sections:
     """Return the samples of prepared data section by section, see `DocumentSections`."""
-    if reading.unit == "stream" and not packed and share is None:
-        windows = [GrowingWindows(tokens, source, reading) for source in range(tokens.sources)]
+    if windowing.unit == "stream" and not packed and share is None:
+        windows = [GrowingWindows(tokens, source, windowing) for source in range(tokens.sources)]
         return StreamSections(tokens, plan, windows)
-    return DocumentSections(tokens, plan, reading, packed, share)
+    return DocumentSections(tokens, plan, windowing, packed, share)

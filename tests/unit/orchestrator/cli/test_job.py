@@ -22,7 +22,7 @@ from orchestrator.data.encoding.training import train_bytes
 from orchestrator.data.prepare.chat_template import Template
 from orchestrator.data.sources.fields import value_of
 from orchestrator.launch.doctor import Finding
-from orchestrator.launch.first_job import job_text
+from orchestrator.launch.first_job import first_job
 from orchestrator.planner.device_profile import FOLDER
 from orchestrator.storage import lease
 from orchestrator.storage.run_directory import RunDir
@@ -133,7 +133,7 @@ def test_init_fills_in_what_it_finds(command: Any, folder: Path) -> None:
 )
 def test_init_finds_what_lies_deep_in_a_row(folder: Path, row: dict[str, Any], field: Any) -> None:
     (folder / "rows.jsonl").write_text(json.dumps(row) + "\n")
-    written = yaml.safe_load(job_text("mine", ["rows.jsonl"]))
+    written = yaml.safe_load(first_job("mine", ["rows.jsonl"]).text)
     assert written["data"]["sources"][0].get("field") == field
     if isinstance(field, str):
         assert value_of(row, field)  # as preparation reads it

@@ -22,7 +22,7 @@ from orchestrator.config.resources import Workers
 from orchestrator.config.spec import JobSpec
 from orchestrator.config.validation_messages import WrongKeys
 from orchestrator.data.config import TrainBpe
-from orchestrator.launch.first_job import job_text
+from orchestrator.launch.first_job import first_job
 from orchestrator.parallel.config import ParallelSpec
 from orchestrator.tune.space import job_of
 
@@ -598,7 +598,7 @@ def schema() -> Draft202012Validator:
 
 
 def test_the_schema_accepts_the_template(schema: Draft202012Validator) -> None:
-    document = yaml.safe_load(job_text("mine", ["corpus/*.txt"]))
+    document = yaml.safe_load(first_job("mine", ["corpus/*.txt"]).text)
     schema.validate(document)
     assert spec.parse(document).name == "mine"
 

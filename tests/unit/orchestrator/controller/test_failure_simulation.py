@@ -1,4 +1,4 @@
-"""A run's life on machines that are not here: the books balance, and decisions are those of `decide`."""
+"""A run's result on machines that are not here: the books balance, and decisions are those of `decide`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from cluster.workers.device_limits import limits_of
 from orchestrator.config.errors import InputError
 from orchestrator.config.outcome import Outcome
 from orchestrator.config.spec import JobSpec, parse
-from orchestrator.controller.failure_simulation import HOUR, Fleet, live, young_daly
+from orchestrator.controller.failure_simulation import HOUR, FailureModel, simulate, young_daly
 from orchestrator.controller.forecast_table import forecast
 from orchestrator.controller.health import STEP_FACTOR
 from orchestrator.controller.state import Policy, policy_of
@@ -28,7 +28,7 @@ from orchestrator.planner.planner import Planner
 from orchestrator.planner.shape_of_model import model_shape
 from workloads.describe import describe
 
-QUIET = Fleet(nodes=8, per_node=8, breaks=0, software=0, repair=HOUR, restart=60, stall=0, write=5)
+QUIET = FailureModel(nodes=8, per_node=8, breaks=0, software=0, repair=HOUR, restart=60, stall=0, write=5)
 
 
 def paper(steps: int = 20000, workers: int = 64, least: int = 1, **resources: Any) -> JobSpec:
@@ -53,70 +53,77 @@ def policy(**changes: Any) -> Policy:
 
 
 def test_without_failures_a_run_takes_its_steps_and_one_start() -> None:
-    life = live(policy(), QUIET, 0)
-    assert (life.outcome, life.attempts, life.failures) == (Outcome.DONE, 1, 0)
-    assert life.parts["steps"] == pytest.approx(20000)
-    assert life.seconds == pytest.approx(20060)
-    assert life.node_hours == pytest.approx(8 * life.seconds / HOUR)
+    result = simulate(policy(), QUIET, 0)
+    assert (result.outcome, result.attempts, result.failures) == (Outcome.DONE, 1, 0)
+    assert result.parts["steps"] == pytest.approx(20000)
+    assert result.seconds == pytest.approx(20060)
+    assert result.node_hours == pytest.approx(8 * result.seconds / HOUR)
 
 
 @pytest.mark.parametrize("spares", [0, 2])
 def test_every_second_is_in_one_part(spares: int) -> None:
-    fleet = dataclasses.replace(QUIET, nodes=8 + spares, breaks=0.1, software=0.05, taken=0.05, stall=1.0)
-    life = live(policy(), fleet, 3)
-    assert life.outcome is Outcome.DONE
-    assert sum(life.parts.values()) == pytest.approx(life.seconds)
-    assert life.parts["steps"] == pytest.approx(20000)  # at the speed of all workers
-    assert life.parts["narrow"] > 0.0 or spares
-    assert life.failures > 3
-    assert life.attempts > life.failures // 2
-    assert min(life.parts.values()) >= 0.0
-    assert life.parts["lost"] <= life.failures * (50 + 5 + 1) * 64.0
+    failure_model = dataclasses.replace(
+        QUIET, nodes=8 + spares, breaks=0.1, software=0.05, interruptions=0.05, stall=1.0
+    )
+    result = simulate(policy(), failure_model, 3)
+    assert result.outcome is Outcome.DONE
+    assert sum(result.parts.values()) == pytest.approx(result.seconds)
+    assert result.parts["steps"] == pytest.approx(20000)  # at the speed of all workers
+    assert result.parts["narrow"] > 0.0 or spares
+    assert result.failures > 3
+    assert result.attempts > result.failures // 2
+    assert min(result.parts.values()) >= 0.0
+    assert result.parts["lost"] <= result.failures * (50 + 5 + 1) * 64.0
 
 
 def test_spares_step_in_where_the_run_would_go_on_with_half() -> None:
-    fleet = dataclasses.replace(QUIET, breaks=0.1, repair=4 * HOUR)
-    lives = [
-        live(policy(), dataclasses.replace(fleet, nodes=8 + n), seed) for n in (0, 4) for seed in range(8)
+    failure_model = dataclasses.replace(QUIET, breaks=0.1, repair=4 * HOUR)
+    results = [
+        simulate(policy(), dataclasses.replace(failure_model, nodes=8 + n), seed)
+        for n in (0, 4)
+        for seed in range(8)
     ]
-    assert sum(life.seconds for life in lives[8:]) < 0.8 * sum(life.seconds for life in lives[:8])
+    assert sum(result.seconds for result in results[8:]) < 0.8 * sum(result.seconds for result in results[:8])
 
 
 def test_a_notice_saves_what_would_be_lost() -> None:
-    fleet = dataclasses.replace(QUIET, nodes=12, taken=0.3)
-    warned, not_warned = live(policy(notices="aws"), fleet, 2), live(policy(), fleet, 2)
+    failure_model = dataclasses.replace(QUIET, nodes=12, interruptions=0.3)
+    warned, not_warned = (
+        simulate(policy(notices="aws"), failure_model, 2),
+        simulate(policy(), failure_model, 2),
+    )
     assert warned.parts["lost"] < 0.1 * not_warned.parts["lost"]
 
 
 def test_nodes_fail_while_workers_start() -> None:
     """A start ends after `restart` seconds or at a failure: (1 - e^(-restart / between)) x between in the mean."""
-    fleet = dataclasses.replace(QUIET, software=0.5, restart=180.0, write=0.0)
-    lives = [live(policy(steps=8000), fleet, seed) for seed in range(30)]
-    assert {life.outcome for life in lives} == {Outcome.DONE}
+    failure_model = dataclasses.replace(QUIET, software=0.5, restart=180.0, write=0.0)
+    results = [simulate(policy(steps=8000), failure_model, seed) for seed in range(30)]
+    assert {result.outcome for result in results} == {Outcome.DONE}
     between = HOUR / (8 * 0.5)
-    noticed = limits_of(1).silence * sum(life.failures for life in lives)
-    seconds = sum(life.parts["restarts"] for life in lives) - noticed
-    starts = sum(life.attempts for life in lives)
+    noticed = limits_of(1).silence * sum(result.failures for result in results)
+    seconds = sum(result.parts["restarts"] for result in results) - noticed
+    starts = sum(result.attempts for result in results)
     assert seconds / starts == pytest.approx(between * (1 - math.exp(-180.0 / between)), rel=0.05)
     assert seconds / starts < 0.95 * 180.0
 
 
 def test_a_lost_node_goes_back_to_a_snapshot_and_a_lost_rack_to_a_commit() -> None:
-    fleet = dataclasses.replace(QUIET, nodes=16, software=0.2, snapshot_every=2)
-    of_node = live(policy(), fleet, 1)
-    without = live(policy(), dataclasses.replace(fleet, snapshot_every=0), 1)
+    failure_model = dataclasses.replace(QUIET, nodes=16, software=0.2, snapshot_every=2)
+    of_node = simulate(policy(), failure_model, 1)
+    without = simulate(policy(), dataclasses.replace(failure_model, snapshot_every=0), 1)
     assert of_node.parts["lost"] <= of_node.failures * 2.0 < 0.2 * without.parts["lost"]
     racks = dataclasses.replace(
         QUIET, nodes=16, repair=600.0, rack_nodes=4, rack_breaks=1.0, snapshot_every=2
     )
-    of_rack = live(policy(), racks, 1)
+    of_rack = simulate(policy(), racks, 1)
     assert of_rack.failures > 5
     assert of_rack.parts["lost"] > of_rack.failures * 4.0
 
 
 def test_a_hang_is_noticed_later_than_a_death() -> None:
     dead, hung = (
-        live(policy(), dataclasses.replace(QUIET, **{kind: 0.1}), 1) for kind in ("software", "hangs")
+        simulate(policy(), dataclasses.replace(QUIET, **{kind: 0.1}), 1) for kind in ("software", "hangs")
     )
     limits = limits_of(1)
     each = (hung.parts["restarts"] - dead.parts["restarts"]) / hung.failures
@@ -125,10 +132,10 @@ def test_a_hang_is_noticed_later_than_a_death() -> None:
 
 
 def test_a_run_that_waits_too_long_for_its_workers_ends_as_it_would() -> None:
-    fleet = dataclasses.replace(QUIET, breaks=0.5, repair=100 * HOUR)
-    life = live(policy(least=64), fleet, 0)
-    assert life.outcome is Outcome.FAILED
-    assert "64 workers" in life.reason
+    failure_model = dataclasses.replace(QUIET, breaks=0.5, repair=100 * HOUR)
+    result = simulate(policy(least=64), failure_model, 0)
+    assert result.outcome is Outcome.FAILED
+    assert "64 workers" in result.reason
 
 
 def test_a_commit_where_least_is_lost() -> None:

@@ -44,7 +44,7 @@ class Node(FakeGang):
     def poll(self, saved: int, wait: float = 0.0) -> GangStatus:
         return super().poll(saved, wait) if self._attempt is not None else GangStatus()
 
-    def held(self) -> int:
+    def occupied_workers(self) -> int:
         return 1
 
     def _beats(self, attempt: Attempt) -> Iterator[GangStatus]:
@@ -90,7 +90,7 @@ def workers(hosts: Hosts) -> Iterator[RolloutWorkers]:
 
 
 def begin(workers: RolloutWorkers, attempt: int = 1) -> None:
-    workers.place()
+    workers.task_fields()
     task: Any = SimpleNamespace(attempt=attempt)
     task.of_rollout_worker = lambda: SimpleNamespace(to_json=dict)
     workers.begin(task)
@@ -104,7 +104,11 @@ def sent_to(workers: RolloutWorkers) -> list[str]:
 def test_they_leave_nodes_that_are_to_be_avoided(workers: RolloutWorkers, hosts: Hosts) -> None:
     workers.follow(1)
     assert [rank.node for rank in workers.running] == ["a"]
-    assert (workers.held(), workers.held({"a"}), workers.held({"b"})) == (1, 0, 1)
+    assert (workers.occupied_workers(), workers.occupied_workers({"a"}), workers.occupied_workers({"b"})) == (
+        1,
+        0,
+        1,
+    )
     workers.follow(1, avoid={"a"})
     assert [rank.node for rank in workers.running] == ["b"]
     assert hosts.gangs[1].avoided == [{"a"}, {"a"}]
@@ -138,11 +142,11 @@ def test_events_tell_how_many_run_and_what_their_machines_cost(
 
 
 def test_weights_go_to_two_nodes_and_to_none_that_is_lost(workers: RolloutWorkers, hosts: Hosts) -> None:
-    workers.follow(1, near={"c", "d"})
+    workers.follow(1, rank_nodes={"c", "d"})
     assert sent_to(workers) == ["a", "c"]
-    workers.follow(0, near={"c", "d"}, lost={"a"})
+    workers.follow(0, rank_nodes={"c", "d"}, lost={"a"})
     assert sent_to(workers) == ["c", "d"]
-    workers.follow(0, avoid={"c"}, near={"d"}, lost={"a"})
+    workers.follow(0, avoid={"c"}, rank_nodes={"d"}, lost={"a"})
     assert sent_to(workers) == ["d", "b"]
     workers.follow(0, lost=frozenset(NODES))
     assert sent_to(workers) == []
@@ -195,10 +199,10 @@ def test_one_that_hangs_after_its_first_token_ends_before_the_gang(
 def test_it_gives_everything_back_and_forgets_the_work(workers: RolloutWorkers, hosts: Hosts) -> None:
     workers.follow(1)
     workers.give_back()
-    assert (workers.held(), workers.running, sent_to(workers), hosts.serves) == (0, (), [], False)
+    assert (workers.occupied_workers(), workers.running, sent_to(workers), hosts.serves) == (0, (), [], False)
     workers.follow(1)
-    assert workers.held() == 0
+    assert workers.occupied_workers() == 0
     begin(workers, attempt=2)
     workers.follow(1)
-    assert workers.held() == 1
+    assert workers.occupied_workers() == 1
     assert hosts.serves

@@ -57,29 +57,29 @@ def holders(every: Any, nodes: Nodes, average: dict[str, float] | None = None) -
     ("every", "nodes", "count"), [("auto", 1, 0), ("auto", 2, 2), (1, 1, 1), (5, 3, 3), (None, 3, 0)]
 )
 def test_they_are_where_they_help(every: Any, nodes: int, count: int) -> None:
-    assert len(holders(every, Nodes(nodes)).places(SHAPE)) == count
+    assert len(holders(every, Nodes(nodes)).ensure_running(SHAPE)) == count
 
 
 def test_they_stay_when_a_lost_node_leaves_one() -> None:
     """The step that the run restores may be in the memory of that node alone."""
     nodes = Nodes(2)
     found = holders("auto", nodes)
-    assert [server["node"] for server in found.places(SHAPE)] == ["n0", "n1"]
-    assert [server["node"] for server in found.places(SHAPE, lost={"n1"})] == ["n0"]
+    assert [server["node"] for server in found.ensure_running(SHAPE)] == ["n0", "n1"]
+    assert [server["node"] for server in found.ensure_running(SHAPE, lost={"n1"})] == ["n0"]
     nodes.count = 1
-    assert [server["node"] for server in found.places(SHAPE)] == ["n0"]
+    assert [server["node"] for server in found.ensure_running(SHAPE)] == ["n0"]
 
 
 def test_left_open_they_must_have_the_memory() -> None:
     state = 12  # bytes of a parameter: its weight and the two moments of Adam
     fits = dataclasses.replace(SHAPE, parameters=int(2 * LIMIT / (HELD * state)))
     large = dataclasses.replace(SHAPE, parameters=fits.parameters + 1_000)
-    assert len(holders("auto", Nodes(2)).places(fits)) == 2
-    assert holders("auto", Nodes(2)).places(large) == []
-    assert holders("auto", Nodes(2), {"ema": 0.9}).places(fits) == []
+    assert len(holders("auto", Nodes(2)).ensure_running(fits)) == 2
+    assert holders("auto", Nodes(2)).ensure_running(large) == []
+    assert holders("auto", Nodes(2), {"ema": 0.9}).ensure_running(fits) == []
     adapted = dataclasses.replace(large, trained_share=0.01)
-    assert len(holders("auto", Nodes(2)).places(adapted)) == 2
-    assert len(holders(1, Nodes(2)).places(large)) == 2  # who asks for them knows better
+    assert len(holders("auto", Nodes(2)).ensure_running(adapted)) == 2
+    assert len(holders(1, Nodes(2)).ensure_running(large)) == 2  # who asks for them knows better
 
 
 def test_they_end_with_the_run() -> None:

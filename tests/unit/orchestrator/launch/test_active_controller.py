@@ -19,14 +19,14 @@ def test_a_run_that_another_command_trains_is_refused_at_once(
     monkeypatch.setattr(active_controller, "LOOKS", 1.0)
     monkeypatch.setattr(active_controller, "EVERY", 0.05)
     run = RunDir(str(tmp_path / "run"))
-    active_controller.refuse_if_at_work(run)
+    active_controller.refuse_if_active(run)
     assert not (tmp_path / "run").exists()
     run.create()
     told = itertools.count()
     holder = RunDir(run.uri)
     with holder.lock():
         holder.write_json("status.json", {"time": 1.0})
-        active_controller.refuse_if_at_work(run)
+        active_controller.refuse_if_active(run)
         read = RunDir.read_json_or_empty
         monkeypatch.setattr(
             RunDir, "read_json_or_empty", lambda self, name: {**read(self, name), "time": next(told)}
@@ -34,5 +34,5 @@ def test_a_run_that_another_command_trains_is_refused_at_once(
         with pytest.raises(
             InputError, match="another command trains this run; wait for its end, or press Ctrl-C"
         ):
-            active_controller.refuse_if_at_work(run)
-    active_controller.refuse_if_at_work(run)
+            active_controller.refuse_if_active(run)
+    active_controller.refuse_if_active(run)

@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from orchestrator.config.errors import InputError
-from orchestrator.launch.first_rows import Rows, rows_at
+from orchestrator.launch.first_rows import ReadColumns, rows_at
 
 ASKED, ANSWER = {"role": "user", "content": "a?"}, {"role": "assistant", "content": "b"}
 SHAREGPT = [{"from": "human", "value": "a?"}, {"from": "gpt", "value": "b"}]
@@ -22,7 +22,7 @@ ANSWERED = {"prompt": "prompt", "completion": "completion"}
 BOTH = {"chosen": "chosen", "rejected": "rejected"}
 
 
-def told(folder: Path, row: dict[str, Any]) -> Rows | None:
+def told(folder: Path, row: dict[str, Any]) -> ReadColumns | None:
     (folder / "rows.jsonl").write_text(json.dumps(row) + "\n")
     return rows_at(str(folder / "rows.jsonl"))
 
@@ -30,44 +30,46 @@ def told(folder: Path, row: dict[str, Any]) -> Rows | None:
 @pytest.mark.parametrize(
     ("row", "wanted"),
     [
-        ({"text": "a", "id": 1}, Rows("", None, ("id",), False)),
-        ({"body": {"text": "a"}, "n": 1}, Rows("", "body.text", ("n",), False)),
-        ({"id": 1, "messages": [ASKED]}, Rows("conversation", {"messages": "messages"}, ("id",), True)),
-        ({"conversations": SHAREGPT}, Rows("conversation", {"messages": "conversations"}, (), True)),
+        ({"text": "a", "id": 1}, ReadColumns("", None, ("id",), False)),
+        ({"body": {"text": "a"}, "n": 1}, ReadColumns("", "body.text", ("n",), False)),
+        ({"id": 1, "messages": [ASKED]}, ReadColumns("conversation", {"messages": "messages"}, ("id",), True)),
+        ({"conversations": SHAREGPT}, ReadColumns("conversation", {"messages": "conversations"}, (), True)),
         (
             {"instruction": "a", "input": "", "output": "b", "text": "a b"},
-            Rows("conversation", {"prompt": "{instruction}\n\n{input}", "completion": "output"}, ("text",), True),
+            ReadColumns(
+                "conversation", {"prompt": "{instruction}\n\n{input}", "completion": "output"}, ("text",), True
+            ),
         ),
-        ({"prompt": "a", "completion": "b"}, Rows("conversation", ANSWERED, (), True)),
-        ({"prompt": [ASKED], "completion": [ANSWER]}, Rows("conversation", ANSWERED, (), True)),
+        ({"prompt": "a", "completion": "b"}, ReadColumns("conversation", ANSWERED, (), True)),
+        ({"prompt": [ASKED], "completion": [ANSWER]}, ReadColumns("conversation", ANSWERED, (), True)),
         (
             {"prompt": "a", "completion": "b", "label": True},
-            Rows("kto", {**ANSWERED, "label": "label"}, (), False),
+            ReadColumns("kto", {**ANSWERED, "label": "label"}, (), False),
         ),
-        ({"prompt": "a", "chosen": "b", "rejected": "c", "by": 1}, Rows("dpo", PAIR, ("by",), False)),
-        ({"prompt": [ASKED], "chosen": [ANSWER], "rejected": [ANSWER]}, Rows("dpo", PAIR, (), True)),
-        ({"chosen": [ASKED, ANSWER], "rejected": [ASKED, ANSWER]}, Rows("dpo", BOTH, (), True)),
-        ({"prompt": "a", "chosen": [ASKED, ANSWER], "rejected": [ASKED]}, Rows("dpo", BOTH, ("prompt",), True)),
+        ({"prompt": "a", "chosen": "b", "rejected": "c", "by": 1}, ReadColumns("dpo", PAIR, ("by",), False)),
+        ({"prompt": [ASKED], "chosen": [ANSWER], "rejected": [ANSWER]}, ReadColumns("dpo", PAIR, (), True)),
+        ({"chosen": [ASKED, ANSWER], "rejected": [ASKED, ANSWER]}, ReadColumns("dpo", BOTH, (), True)),
+        ({"prompt": "a", "chosen": [ASKED, ANSWER], "rejected": [ASKED]}, ReadColumns("dpo", BOTH, ("prompt",), True)),
         (
             {"conversations": SHAREGPT[:1], "chosen": SHAREGPT[1], "rejected": SHAREGPT[1]},
-            Rows("dpo", {**BOTH, "prompt": "conversations"}, (), True),
+            ReadColumns("dpo", {**BOTH, "prompt": "conversations"}, (), True),
         ),
     ],
 )  # fmt: skip
-def test_usual_columns_say_the_objective(tmp_path: Path, row: dict[str, Any], wanted: Rows) -> None:
+def test_usual_columns_say_the_objective(tmp_path: Path, row: dict[str, Any], wanted: ReadColumns) -> None:
     assert told(tmp_path, row) == wanted
 
 
 def test_of_a_table_the_columns_that_are_left_are_told(tmp_path: Path) -> None:
     with (tmp_path / "rows.csv").open("w", newline="") as file:
         csv.writer(file).writerows([["review", "sentiment", "stars"], ["a long review", "good", "5"]])
-    assert rows_at(str(tmp_path / "rows.csv")) == Rows("", "review", ("sentiment", "stars"), False)
+    assert rows_at(str(tmp_path / "rows.csv")) == ReadColumns("", "review", ("sentiment", "stars"), False)
 
 
 def test_an_encoder_decoder_reads_one_column_and_answers_by_the_other(tmp_path: Path) -> None:
     found = told(tmp_path, {"instruction": "a", "output": "b"})
     assert found is not None
-    assert found.as_pair() == Rows("seq2seq", {"source": "instruction", "target": "output"}, (), False)
+    assert found.as_pair() == ReadColumns("seq2seq", {"source": "instruction", "target": "output"}, (), False)
     talk = told(tmp_path, {"messages": [ASKED]})
     assert talk is not None
     assert talk.as_pair() is talk
@@ -113,9 +115,9 @@ def test_all_kinds_of_files_say_the_same(kind: str, tmp_path: Path) -> None:
     """Messages may stand as JSON in a text, as CSV has them."""
     talk = {"id": "a", "messages": json.dumps([ASKED, ANSWER])}
     pair = {"prompt": json.dumps([ASKED]), "chosen": json.dumps([ANSWER]), "rejected": json.dumps([ANSWER])}
-    wanted = Rows("conversation", {"messages": "messages"}, ("id",), True)
+    wanted = ReadColumns("conversation", {"messages": "messages"}, ("id",), True)
     assert rows_at(str(_as(kind, talk, tmp_path / f"a.{kind}"))) == wanted
-    assert rows_at(str(_as(kind, pair, tmp_path / f"b.{kind}"))) == Rows("dpo", PAIR, (), True)
+    assert rows_at(str(_as(kind, pair, tmp_path / f"b.{kind}"))) == ReadColumns("dpo", PAIR, (), True)
     if kind != "csv":
         listed = {"id": "a", "messages": [ASKED, ANSWER]}
         assert rows_at(str(_as(kind, listed, tmp_path / f"c.{kind}"))) == wanted

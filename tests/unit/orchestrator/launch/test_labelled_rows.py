@@ -164,7 +164,7 @@ def test_a_folder_of_saved_conversations_is_seen(tmp_path: Path) -> None:
 def test_an_objective_that_cannot_be_is_one_line(tmp_path: Path, asked: str, wanted: str) -> None:
     (tmp_path / "rows.jsonl").write_text(json.dumps({"prompt": "a", "completion": "b"}))
     with pytest.raises(InputError, match=wanted):
-        first_job("mine", [str(tmp_path / "rows.jsonl")], asked=asked)
+        first_job("mine", [str(tmp_path / "rows.jsonl")], objective_name=asked)
 
 
 @pytest.mark.parametrize(
@@ -177,5 +177,5 @@ def test_an_objective_that_cannot_be_is_one_line(tmp_path: Path, asked: str, wan
 )
 def test_the_objective_chooses_the_columns(tmp_path: Path, asked: str, field: Any) -> None:
     (tmp_path / "rows.jsonl").write_text(json.dumps({"prompt": "a", "completion": "longer"}))
-    written = yaml.safe_load(first_job("mine", [str(tmp_path / "rows.jsonl")], asked=asked).text)
+    written = yaml.safe_load(first_job("mine", [str(tmp_path / "rows.jsonl")], objective_name=asked).text)
     assert (written["workload"]["objective"], written["data"]["sources"][0]["field"]) == (asked, field)

@@ -10,7 +10,7 @@ from jobs import job
 
 from orchestrator.config.errors import InputError
 from orchestrator.config.spec import JobSpec, parse
-from orchestrator.launch.machine_checks import check_labels, check_machine, check_memory, gpus_here
+from orchestrator.launch.machine_checks import check_labels, check_machine, check_memory, local_gpus
 from orchestrator.planner.device import Machine
 from orchestrator.resolve.resolved_job import resolve
 
@@ -32,7 +32,7 @@ def test_labels_are_for_clusters() -> None:
 def test_a_gang_has_the_gpus_that_are_there(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = spec(resources={"workers": {"min": 2, "max": 8}, "per_worker": {"gpu": 1}})
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
-    assert gpus_here(asked.all_workers) == 4
+    assert local_gpus(asked.all_workers) == 4
     check_machine(asked.resources, asked.all_workers, None)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
     check_machine(asked.resources, asked.all_workers, "10.0.0.1:6379")

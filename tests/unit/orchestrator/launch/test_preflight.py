@@ -21,7 +21,7 @@ from orchestrator.data.prepare import record_kind
 from orchestrator.data.sources.check import check_sources
 from orchestrator.evaluate.config import SAMPLES
 from orchestrator.launch.job_checks import JobChecks, check_objective_of, check_workload
-from orchestrator.launch.path_checks import check_all_places
+from orchestrator.launch.path_checks import check_all_uris
 from orchestrator.parallel.layout import Layout
 from orchestrator.resolve.prepared_data import data_cache
 from orchestrator.resolve.resolved_job import resolve
@@ -351,7 +351,7 @@ def test_text_of_a_set_is_checked_as_that_of_training_is(tmp_path: Path) -> None
         with pytest.raises(InputError, match=told):
             check_text(held_out(tmp_path, [{"uri": str(tmp_path / name)}]))
     with pytest.raises(InputError, match=rf"{key}\.0\.uri: memory://a\.txt is the memory of one process"):
-        check_all_places(held_out(tmp_path, [{"uri": "memory://a.txt"}]), RunDir(str(tmp_path)))
+        check_all_uris(held_out(tmp_path, [{"uri": "memory://a.txt"}]), RunDir(str(tmp_path)))
     pairs = [{"uri": "a.jsonl", "field": ["en", "de"]}]
     workload = {"model": "bert-tiny", "objective": "translation_lm"}
     wanting = held_out(tmp_path, [*pairs, {"uri": "b.jsonl"}], workload=workload, data={"sources": pairs})

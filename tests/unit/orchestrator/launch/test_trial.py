@@ -501,11 +501,11 @@ def test_a_parameter_whose_elements_lie_in_another_order_is_held_in_order(here: 
 
 
 def test_own_metrics_are_of_each_sample() -> None:
-    from workloads.own.rows import there
+    from workloads.own.rows import sample_rows
 
     labels = torch.tensor([[1, -100], [-100, -100]])
-    assert there({"labels": labels}).tolist() == [True, False]
-    assert there({"counted": torch.tensor([True, False])}).tolist() == [True, False]
+    assert sample_rows({"labels": labels}).tolist() == [True, False]
+    assert sample_rows({"counted": torch.tensor([True, False])}).tolist() == [True, False]
 
 
 def test_own_metrics_are_given_what_a_model_says_of_its_samples() -> None:

@@ -134,7 +134,7 @@ def test_a_summary_of_a_controller_that_is_gone_is_read_the_same(
     watched = runs.WatchedRun(None, run_dir)
     summary = {"state": "stopped", "reason": "why", "commit": commit, "ended": time.time() + 1}
     run_dir.write_json("summary.json", summary)
-    ended = watched._ended()
+    ended = watched._outcome_on_disk()
     assert ended is not None
     assert ended.outcome == outcome
 

@@ -13,7 +13,7 @@ from orchestrator.config.errors import InputError
 from orchestrator.config.resources import ResourceSpec
 from orchestrator.config.spec import JobSpec, parse
 from orchestrator.launch import worker
-from orchestrator.launch.worker import worker_at, worker_here, worker_named
+from orchestrator.launch.worker import local_worker, worker_at, worker_named
 from orchestrator.planner import device_profile
 from orchestrator.resolve.precision import in_chosen_precision
 from orchestrator.resolve.resolved_job import resolve
@@ -69,9 +69,9 @@ def test_a_gpu_that_nobody_knows_is_not_guessed(
 
 
 def test_without_an_address_it_is_this_machines(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert worker_at(None) is worker_here
+    assert worker_at(None) is local_worker
     one, two = (
-        worker_here(*asked(parse(job("a.txt") | {"resources": {"workers": workers}}))) for workers in (1, 2)
+        local_worker(*asked(parse(job("a.txt") | {"resources": {"workers": workers}}))) for workers in (1, 2)
     )
     assert one.memory == 2 * two.memory
 

@@ -27,5 +27,7 @@ def test_a_span_is_one_prediction_as_in_its_loss() -> None:
     """Else the loss of a router, a mean beside the sum, would weigh twice as much."""
     labels = torch.tensor([[1, 2], [IGNORED, IGNORED], [0, 3]])
     assert (
-        _labels_in({"labels": labels}, of_spans=True) == int(_span(torch.zeros(3, 4, 2), labels).count) == 2
+        _labels_in({"labels": labels}, predicts_spans=True)
+        == int(_span(torch.zeros(3, 4, 2), labels).count)
+        == 2
     )

@@ -63,7 +63,7 @@ def test_a_group_holds_the_ranks_that_share_what_it_does_not_divide(layout: Layo
                 assert list(group.ranks) == wanted, (name, rank)
                 assert group.ranks[group.index] == rank
                 assert group.handle is not None or len(wanted) == 1
-            ends = mesh.of_stages(frozenset({0, layout.pp - 1}))
+            ends = mesh.stage_group(frozenset({0, layout.pp - 1}))
             place = layout.coordinate(rank)
             stages = sorted({0, layout.pp - 1}) if place["pp"] in (0, layout.pp - 1) else [place["pp"]]
             assert list(ends.ranks) == [layout.rank(**{**place, "pp": stage}) for stage in stages]
@@ -84,7 +84,7 @@ def test_every_rank_makes_as_many_groups(layout: Layout) -> None:
                 set(range(layout.pp)),
                 {0, 1} if layout.pp > 1 else {0},
             ):
-                mesh.of_stages(frozenset(stages))
+                mesh.stage_group(frozenset(stages))
             counts.add(len(made.call_args_list))
             assert all(call.kwargs["use_local_synchronization"] for call in made.call_args_list)
     assert len(counts) == 1

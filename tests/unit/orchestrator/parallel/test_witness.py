@@ -11,7 +11,7 @@ from orchestrator.parallel.witness import (
     Message,
     Witness,
     bits_of,
-    of_rows,
+    from_rows,
     projection_of,
     to_rows,
     words_sum,
@@ -67,7 +67,7 @@ def test_a_record_keeps_its_order_and_comes_back_from_a_message(exact: bool) -> 
     record = witness.take()
     witness.sent(torch.ones(3))
     assert [message.sent for message in record] == [True, False]
-    assert of_rows(to_rows(record)) == record
+    assert from_rows(to_rows(record)) == record
     witness.begin(exact)
     assert witness.take() == []
 

@@ -20,7 +20,13 @@ from orchestrator.data.store import manifest
 from orchestrator.data.store.data_folder import DataFolder
 from orchestrator.data.store.manifest import DataManifest
 from orchestrator.data.store.tokens import Tokens
-from orchestrator.resolve.prepared_data import PreparedData, format_at, is_whole, prepared, prepared_before
+from orchestrator.resolve.prepared_data import (
+    PreparedData,
+    format_at,
+    has_all_files,
+    prepared,
+    prepared_before,
+)
 from orchestrator.storage.run_directory import RunDir
 from workloads.objectives import NAMES, special_tokens
 
@@ -53,12 +59,12 @@ def test_a_set_is_found_where_the_cache_is_now_and_without_its_text(tmp_path: Pa
     prepare_here(spec, str(tmp_path / "cache"))
     before = prepared(spec, run, PreparedData(), nothing)
     shutil.move(tmp_path / "cache", tmp_path / "moved")
-    assert not is_whole(before)
+    assert not has_all_files(before)
     moved = spec.model_copy(update={"data": spec.data.model_copy(update={"cache": str(tmp_path / "moved")})})
     now = prepared(moved, run, before, nothing)
     assert now.sets["wiki"] == before.sets["wiki"].replace("/cache/", "/moved/")
     (tmp_path / "wiki.txt").unlink()
-    assert is_whole(now)
+    assert has_all_files(now)
     assert prepared(moved, run, now, nothing) == now
 
 

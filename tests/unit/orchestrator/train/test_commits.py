@@ -29,14 +29,14 @@ def test_rows_wait_for_the_snapshots_of_their_steps(tmp_path: Path) -> None:
     assert found.rows_to_hold(7) == 0
     found._last_snapshot = 7
     assert found.rows_to_hold(7) == 2
-    found.note_agreed(SimpleNamespace(held=7))  # type: ignore[arg-type]
+    found.note_agreed(SimpleNamespace(snapshot_step=7))  # type: ignore[arg-type]
     assert (found.rows_to_hold(8), released) == (0, [7])
     found._last_snapshot = 8
     assert found.rows_to_hold(8) == 1
-    found.note_agreed(SimpleNamespace(held=7))  # type: ignore[arg-type]
+    found.note_agreed(SimpleNamespace(snapshot_step=7))  # type: ignore[arg-type]
     found._last_snapshot = 9
     assert (found.rows_to_hold(9), released) == (2, [7])
-    found.note_agreed(SimpleNamespace(held=-1))  # type: ignore[arg-type]
+    found.note_agreed(SimpleNamespace(snapshot_step=-1))  # type: ignore[arg-type]
     assert found.rows_to_hold(12) == 2
 
 

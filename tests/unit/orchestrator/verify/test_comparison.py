@@ -24,7 +24,7 @@ def ended(**changed: Any) -> RunEnd:
 
 def test_an_equal_run_is_the_same_run() -> None:
     found = compare("kill@1:2", ended(), ROWS, INJECTED)
-    assert found.held
+    assert found.is_same
     assert (found.receipt, found.losses, found.lost_steps, found.back_after) == ("same", "same", 1, 0.5)
 
 
@@ -41,8 +41,8 @@ def test_an_equal_run_is_the_same_run() -> None:
     ids=["failed", "short", "other samples", "other loss", "left behind", "the fault never came"],
 )
 def test_any_difference_is_not_the_same_run(changed: dict[str, Any]) -> None:
-    assert not compare("kill@1:2", ended(**changed), ROWS, INJECTED).held
+    assert not compare("kill@1:2", ended(**changed), ROWS, INJECTED).is_same
 
 
 def test_a_fault_that_ends_no_attempt_is_not_waited_for() -> None:
-    assert compare("slow@1:2", ended(events=EVENTS[:1]), ROWS, ("slow@1:2",)).held
+    assert compare("slow@1:2", ended(events=EVENTS[:1]), ROWS, ("slow@1:2",)).is_same

@@ -202,7 +202,7 @@ CHECKS: dict[str, Callable[[Any, Row, np.ndarray, np.ndarray], None]] = {
 
 def text_for(objective: Any, draw: Any, seed: int, ends: float, data: Any) -> np.ndarray:
     """A sample of the unit that the objective reads."""
-    size, unit = objective.window(64), objective.reading.unit
+    size, unit = objective.window(64), objective.windowing.unit
     if unit == "document":
         return draw(seed, data.draw(st.integers(1, size)))
     window = draw(seed, size, ends)

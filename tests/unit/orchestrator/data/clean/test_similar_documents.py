@@ -42,7 +42,7 @@ class Stored:
 
 def rows_of(documents: Sequence[Sequence[str]]) -> list[np.ndarray]:
     hashes = WordHashes()
-    return [hashes.of_rows(words, 5) for words in documents]
+    return [hashes.of_ngrams(words, 5) for words in documents]
 
 
 def stored(
@@ -50,7 +50,7 @@ def stored(
 ) -> tuple[Stored, list[int]]:
     how, found, begins = comparison(threshold, HASHES), [], []
     rows = rows_of(documents)
-    keys, signed = signatures.near(rows, HASHES, 1, how.bands)
+    keys, signed = signatures.minhash(rows, HASHES, 1, how.bands)
     sizes = np.array([sum(map(len, words)) for words in documents])
     cuts = np.linspace(0, len(documents), parts + 1).astype(int)
     target = DataFolder(str(folder))
@@ -73,7 +73,7 @@ def clustered(parts: Stored, how: Comparison, documents: int, held_out: int | No
 
 
 def removed(found: Clusters, begins: Sequence[int]) -> set[int]:
-    return {int(n) + begin for part, begin in enumerate(begins) for n in found.of_part(part)[0]}
+    return {int(n) + begin for part, begin in enumerate(begins) for n in found.removed_of_part(part)[0]}
 
 
 def planted(pairs: int = 1500) -> Iterator[list[str]]:

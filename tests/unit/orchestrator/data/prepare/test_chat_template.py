@@ -88,7 +88,7 @@ def test_calls_of_tools_are_written_and_predicted_as_transformers_does(
     given = [*TALK[:2], {"role": "assistant", "content": None, "tool_calls": [as_text]}, *TALK[3:]]
     answers = Answers(of_bytes, Template(template, {}), 0)
     for tools in (TOOLS, json.dumps(TOOLS)):
-        (words,) = answers.of_messages(given, tools)
+        (words,) = answers.conversation(given, tools)
         assert unmarked(words).tolist() == wanted["input_ids"]
         assert spoken(answers, words) == '<call>add{"a": 1, "b": 2}<end>Thr\u00e9e.<end>Welcome<end>'
         if template != PLAIN:
@@ -120,7 +120,7 @@ def test_an_answer_of_weight_0_is_read_and_not_predicted(template: str, of_bytes
         {"role": "user", "content": "d"},
         {"role": "assistant", "content": "three", "weight": 0},
     ]
-    (words,) = answers.of_messages(talk)
+    (words,) = answers.conversation(talk)
     call = '<call>add{"a": 1, "b": 2}<end>'
     read = f"<user>a<end><assistant>one<end><user>b<end><assistant>{call}<tool>c<end><assistant>"
     behind = "<user>d<end><assistant>three<end>"
@@ -141,7 +141,7 @@ def test_content_reaches_a_template_as_it_reads_it(template: str, of_bytes: Toke
     ]
     parts = [{"type": "text", "text": "1 "}, {"type": "text", "text": "+ 2"}]
     for talk in (plain, [{"role": "user", "content": parts}, plain[1]]):
-        (words,) = answers.of_messages(talk)
+        (words,) = answers.conversation(talk)
         assert of_bytes.decode(unmarked(words)) == "<user>1 + 2<end><assistant>3<end>"
         assert spoken(answers, words) == "3<end>"
 
@@ -178,7 +178,7 @@ def test_a_conversation_with_tools_is_written_by_the_template_for_them(of_bytes:
         of_bytes, Template(several["default"], {}), 0, tool_template=Template(several[TOOL_USE], {})
     )
     for tools in (None, TOOLS):
-        (words,) = answers.of_messages(TALK, tools)
+        (words,) = answers.conversation(TALK, tools)
         wanted = theirs.apply_chat_template(TALK, tools, return_dict=True)["input_ids"]
         assert unmarked(words).tolist() == wanted
         words = answers.after(TALK[:-1], TALK[-1], "chosen", tools)
@@ -189,7 +189,7 @@ def test_a_conversation_with_tools_is_written_by_the_template_for_them(of_bytes:
 def test_runs_of_earlier_versions_keep_what_their_template_wrote(of_bytes: Tokenizer) -> None:
     talk = [{"role": "user", "content": "1", "name": None}, {"role": "assistant", "content": ""}]
     template = Template("{% for m in messages %}<{{ m.role }}>{{ m.name }}{{ m.content }}|" + TAIL, {})
-    (words,) = Answers(of_bytes, template, 0, data_format=4).of_messages(talk)
+    (words,) = Answers(of_bytes, template, 0, data_format=4).conversation(talk)
     assert of_bytes.decode(unmarked(words)) == "<user>None1|<assistant>|"
 
 

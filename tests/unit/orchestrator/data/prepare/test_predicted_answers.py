@@ -91,7 +91,7 @@ def template_of(name: str) -> str:
 
 def ours(text: str, talk: list[dict[str, Any]]) -> list[list[int]]:
     answers = Answers(BYTES, Template(text, TOKENS), 0)
-    found = answers.of_messages(json.loads(json.dumps(talk)), TOOLS if talk is CALLS else None)
+    found = answers.conversation(json.loads(json.dumps(talk)), TOOLS if talk is CALLS else None)
     return [words.tolist() for words in found]
 
 
@@ -276,7 +276,7 @@ def test_what_a_template_leaves_out_is_refused_though_it_stands_elsewhere(
 ) -> None:
     tools = TOOLS if talk is CALLS else None
     with pytest.raises(ValueError, match=says):
-        Answers(BYTES, Template(template, {}), 0).of_messages(talk, tools)
+        Answers(BYTES, Template(template, {}), 0).conversation(talk, tools)
 
 
 @pytest.mark.parametrize(
@@ -317,9 +317,9 @@ def test_a_template_that_joins_texts_is_given_arguments_as_text(given: Any) -> N
     said = {"type": "function", "function": {"name": "get_weather", "arguments": given}}
     talk = [user("q"), {"role": "assistant", "content": None, "tool_calls": [said]}]
     template = AS_TEXT.replace("{{ m.content }}", "{{ m.content + '' }}")
-    (words,) = Answers(BYTES, Template(template, {}), 0).of_messages(talk, None)
+    (words,) = Answers(BYTES, Template(template, {}), 0).conversation(talk, None)
     assert answers_in(words.tolist()) == [("<user>q</><assistant>", '[get_weather {"city": "rome"}]</>')]
-    (words,) = Answers(BYTES, Template(template_of("deepseekv3"), TOKENS), 0).of_messages(talk, None)
+    (words,) = Answers(BYTES, Template(template_of("deepseekv3"), TOKENS), 0).conversation(talk, None)
     said["function"] = {"name": "get_weather", "arguments": '{"city": "rome"}'}
     theirs = written_by_theirs("deepseekv3", [talk[0], answer("", tool_calls=[said])], None)
     ((_, answered),) = answers_in(words.tolist())
@@ -356,10 +356,10 @@ def test_thoughts_that_stand_in_the_content_are_learnt_or_missed() -> None:
 
 def test_a_run_of_an_earlier_version_keeps_what_it_asked_of_a_template() -> None:
     answers = Answers(BYTES, Template(NO_THOUGHT, {}), 0, data_format=5)
-    (words,) = answers.of_messages(THOUGHT)
+    (words,) = answers.conversation(THOUGHT)
     assert answers_in(words.tolist()) == [("<user>qone</><assistant>", "aone</>")]
     with pytest.raises(ValueError, match="writes message 2 differently when others follow"):
-        Answers(BYTES, Template(template_of("qwen3"), TOKENS), 0, data_format=5).of_messages(TWO)
+        Answers(BYTES, Template(template_of("qwen3"), TOKENS), 0, data_format=5).conversation(TWO)
 
 
 @pytest.mark.parametrize("name", ["qwen3_5_think", "qwen3_6", "qwen3_8"])
@@ -371,7 +371,7 @@ def test_the_tokens_before_an_answer_are_those_that_a_server_has(name: str) -> N
     joins = Tokenizer(models.BPE(words, [("\u010a", "\u010a")]))
     joins.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     joins.decoder = decoders.ByteLevel()
-    (words_of,) = Answers(joins, Template(template_of(name), TOKENS), 0).of_messages(ONE)
+    (words_of,) = Answers(joins, Template(template_of(name), TOKENS), 0).conversation(ONE)
     asked = written_by_theirs(name, ONE[:1], None, add_generation_prompt=True)
     prompt = joins.encode(asked).ids
     ids, marks = unmarked(words_of).tolist(), ((words_of & MARK) > 0).tolist()
@@ -391,7 +391,7 @@ def test_a_tokenizer_that_adds_a_space_where_a_text_begins_reads_the_whole() -> 
     )
     template = template.replace("<{{ m.content }}", "<{{ '\n\n' if m.role == 'assistant' }}{{ m.content }}")
     talk = [user("a"), answer("a")]
-    (words_of,) = Answers(found, Template(template, {}), 0).of_messages(talk)
+    (words_of,) = Answers(found, Template(template, {}), 0).conversation(talk)
     text = Template(template, {}).write(talk, None)
     assert unmarked(words_of).tolist() == found.encode(text).ids
 
@@ -423,5 +423,5 @@ def test_trl_trains_all_of_a_conversation_by_default_and_here_the_answers_alone(
     assert trained({"messages": talk}) == [8, 40, 41, 9, 50, 51]
     assert trained({"messages": talk}, assistant_only_loss=True) == [50, 51]
     assert trained({"prompt": talk[:1], "completion": talk[1:]})[-2:] == [50, 51]
-    (ours,) = Answers(words.backend_tokenizer, Template(SPOKEN, {}), 0).of_messages(talk)
+    (ours,) = Answers(words.backend_tokenizer, Template(SPOKEN, {}), 0).conversation(talk)
     assert [word & ~MARK for word in ours.tolist() if word & MARK] == [50, 51]

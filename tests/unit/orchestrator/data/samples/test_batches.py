@@ -18,7 +18,7 @@ from orchestrator.data.samples.mixture.shares import Mixture
 from orchestrator.data.samples.sample_reader import SampleReader
 from orchestrator.data.store.tokens import Tokens
 from orchestrator.parallel.layout import Layout
-from workloads.workload import Batch, Reading, Text
+from workloads.workload import Batch, Text, Windowing
 
 Prepare = Callable[..., str]
 LENGTH = 16
@@ -28,7 +28,7 @@ class Raw:
     """Windows as they are, with the epoch and the next sample's first token."""
 
     name = "raw"
-    reading = Reading("stream", LENGTH + 1, LENGTH)
+    windowing = Windowing("stream", LENGTH + 1, LENGTH)
 
     def window(self, sequence_length: int) -> int:
         return sequence_length + 1

@@ -8,7 +8,7 @@ from orchestrator.data.samples.inspect import answers_apart, documents_cut, plai
 from orchestrator.data.store.tokens import Tokens
 from workloads.load import load
 from workloads.record_format import MARK, pack
-from workloads.workload import Batch, Reading, Vocabulary
+from workloads.workload import Batch, Vocabulary, Windowing
 
 ASKED, GOOD, BAD = [1, 2], [3 | MARK, 4 | MARK], [5 | MARK]
 
@@ -63,9 +63,9 @@ def test_a_document_is_cut_if_what_is_predicted_of_it_is_in_two_samples(
         samples = {(token - 1) // stride for token in range(begin + 1, end)}
         cut += len(samples) > 1
         short += len(samples) > 1 and end - begin <= stride + 1
-    found = documents_cut(tokens, Reading("stream", stride + 1, stride), False)
+    found = documents_cut(tokens, Windowing("stream", stride + 1, stride), False)
     assert found == {"documents": len(ends), "cut": cut, "cut_though_short": short}
     assert 0 < short < cut
     long = int((np.diff([0, *ends]) > stride + 1).sum())
-    packed = documents_cut(tokens, Reading("stream", stride + 1, stride), True)
+    packed = documents_cut(tokens, Windowing("stream", stride + 1, stride), True)
     assert packed == {"documents": len(ends), "cut": long, "cut_though_short": 0}

@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from orchestrator.data.samples import windows
-from orchestrator.data.samples.windows import NAMES, listed
+from orchestrator.data.samples.windows import NAMES, window_chunks
 from orchestrator.data.store.tokens import Tokens
-from workloads.workload import Reading
+from workloads.workload import Windowing
 
 UNITS = ("record", "records", "document", "documents")
 
@@ -26,9 +26,9 @@ UNITS = ("record", "records", "document", "documents")
 def test_samples_do_not_depend_on_how_the_documents_come(
     sizes: list[int], cuts: set[int], window: int, unit: str
 ) -> None:
-    ends, reading = np.cumsum(np.array(sizes) + 1), Reading(unit, window, window)  # type: ignore[arg-type]
-    whole = list(listed([ends], reading))
-    parts = list(listed(np.split(ends, sorted(cuts & set(range(len(ends))))), reading))
+    ends, windowing = np.cumsum(np.array(sizes) + 1), Windowing(unit, window, window)  # type: ignore[arg-type]
+    whole = list(window_chunks([ends], windowing))
+    parts = list(window_chunks(np.split(ends, sorted(cuts & set(range(len(ends))))), windowing))
     for name in NAMES:
         one, other = (np.concatenate([getattr(part, name) for part in found]) for found in (parts, whole))
         assert np.array_equal(one, other)
@@ -46,7 +46,7 @@ def test_records_are_joined_while_they_have_room(sizes: list[int], window: int) 
             after += 1
         expected.append((int(ends[begin - 1]) if begin else 0, int(ends[after - 1]) - 1))
         begin = after
-    found = list(listed([ends], Reading("records", window, window)))  # type: ignore[arg-type]
+    found = list(window_chunks([ends], Windowing("records", window, window)))  # type: ignore[arg-type]
     assert [(a, b) for part in found for a, b in zip(part.starts, part.stops, strict=True)] == expected
 
 
@@ -56,11 +56,11 @@ def test_what_is_on_disk_is_what_is_in_memory_and_damage_is_mended(
 ) -> None:
     text = "".join(f"{'word ' * (n % 17)}end {n}.\n<|endoftext|>\n" for n in range(60))
     uri = prepare_here([text * 3])
-    reading = Reading(unit, 20, 20)  # type: ignore[arg-type]
-    held = windows.windows_of(Tokens.open(uri), 0, reading)
+    windowing = Windowing(unit, 20, 20)  # type: ignore[arg-type]
+    held = windows.windows_of(Tokens.open(uri), 0, windowing)
     monkeypatch.setattr(windows, "MANY", 0)
     for _ in range(2):
-        mapped = windows.windows_of(Tokens.open(uri), 0, reading)
+        mapped = windows.windows_of(Tokens.open(uri), 0, windowing)
         assert isinstance(mapped.starts, np.memmap)
         for name in NAMES:
             assert np.array_equal(getattr(mapped, name), getattr(held, name))

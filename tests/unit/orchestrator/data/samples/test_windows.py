@@ -18,7 +18,7 @@ from orchestrator.data.samples.batches import batches_of
 from orchestrator.data.samples.windows import Windows, windows_of
 from orchestrator.data.store.tokens import Tokens
 from workloads.objectives import OF_TEXT, build, special_tokens
-from workloads.workload import Reading
+from workloads.workload import Windowing
 
 Prepare = Callable[..., str]
 LENGTH = 32
@@ -60,7 +60,7 @@ def covered(windows: Windows, length: int) -> np.ndarray:
 @given(sizes=DOCUMENTS, window=st.integers(1, 50), overlap=st.integers(0, 1))
 def test_windows_tile_a_stream(sizes: list[int], window: int, overlap: int) -> None:
     text, stride = Stream(sizes), max(1, window - overlap)
-    windows = windows_of(text, 0, Reading("stream", window, stride))  # type: ignore[arg-type]
+    windows = windows_of(text, 0, Windowing("stream", window, stride))  # type: ignore[arg-type]
     counts = covered(windows, text.length(0))
     assert (counts > 0).sum() > text.length(0) - stride - overlap or not len(windows)
     assert counts.sum() == len(windows) * window
@@ -71,14 +71,14 @@ def test_windows_tile_a_stream(sizes: list[int], window: int, overlap: int) -> N
 @given(sizes=DOCUMENTS, window=st.integers(2, 50), overlap=st.integers(0, 1))
 def test_an_evaluation_reads_a_stream_to_its_last_token(sizes: list[int], window: int, overlap: int) -> None:
     text, stride = Stream(sizes), max(1, window - overlap)
-    reading = Reading("stream", window, stride, partial=True)
-    windows = windows_of(text, 0, reading, include_partial=True)  # type: ignore[arg-type]
+    windowing = Windowing("stream", window, stride, partial=True)
+    windows = windows_of(text, 0, windowing, include_partial=True)  # type: ignore[arg-type]
     counts = covered(windows, text.length(0))
     lone = text.length(0) % stride == 1 if window == stride > 1 else text.length(0) == 1
     assert (counts == 0).sum() == lone  # one token alone is no window: nothing is predicted from it
     assert all(windows.at(number)[1] == window for number in range(len(windows) - 1))
     assert not len(windows) or windows.at(len(windows) - 1)[1] >= 2
-    full = windows_of(text, 0, reading)  # type: ignore[arg-type]
+    full = windows_of(text, 0, windowing)  # type: ignore[arg-type]
     assert len(full) <= len(windows) <= len(full) + 1
 
 
@@ -86,7 +86,7 @@ def test_an_evaluation_reads_a_stream_to_its_last_token(sizes: list[int], window
 @given(sizes=DOCUMENTS, window=st.integers(1, 50))
 def test_stretches_read_every_document_once_but_its_closing_token(sizes: list[int], window: int) -> None:
     text = Stream(sizes)
-    windows = windows_of(text, 0, Reading("document", window, window))  # type: ignore[arg-type]
+    windows = windows_of(text, 0, Windowing("document", window, window))  # type: ignore[arg-type]
     expected = np.ones(text.length(0), dtype=int)
     expected[text.document_ends(0) - 1] = 0
     assert np.array_equal(covered(windows, text.length(0)), expected)
@@ -110,7 +110,7 @@ def test_whole_documents_are_read_once_and_of_longer_ones_the_beginning(
     sizes: list[int], window: int
 ) -> None:
     text = Stream(sizes)
-    windows = windows_of(text, 0, Reading("documents", window, window))  # type: ignore[arg-type]
+    windows = windows_of(text, 0, Windowing("documents", window, window))  # type: ignore[arg-type]
     begins = np.concatenate(([0], text.document_ends(0)))
     expected = np.zeros(text.length(0), dtype=int)
     for begin, end in pairwise(begins):
@@ -142,11 +142,11 @@ def test_an_epoch_of_every_objective_reads_every_token_once(prepare_here: Prepar
         assert set(turns) == {epoch}
         read = np.concatenate([batches.read(i)[overlap:] for i in np.sort(ids)])
         text = [tokens.window(source, 0, tokens.length(source))[overlap:] for source in (0, 1)]
-        if objective.reading.unit == "document":
+        if objective.windowing.unit == "document":
             whole = np.concatenate(text)
             assert np.array_equal(read, whole[whole != tokens.manifest.roles["eos"]])
         else:
-            stride = objective.reading.stride
+            stride = objective.windowing.stride
             assert np.array_equal(read, np.concatenate([t[: len(t) // stride * stride] for t in text]))
 
 

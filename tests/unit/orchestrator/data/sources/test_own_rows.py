@@ -30,7 +30,7 @@ OWN = {"own": "news:articles", "fingerprint": "v1"}
 
 def test_the_rows_are_in_the_cache_by_function_options_and_fingerprint(tmp_path: Path) -> None:
     spec = resolve_paths(job_of(OWN), tmp_path)
-    (place,) = spec.data.sources[0].places
+    (place,) = spec.data.sources[0].uris
     assert place.startswith(f"{tmp_path}/cache/own-articles-")
     assert place.endswith("/*.parquet")
     others = (

@@ -24,8 +24,8 @@ def excerpt_of(place: Path | str, tmp_path: Path, **more: object) -> list[Path]:
     (found,) = excerpt(
         [Source(uri=str(place), **more)], "data.sources", "fail", tmp_path / "little", enough=LEAST
     )
-    assert all(Path(place).is_file() for place in found.places)
-    return [Path(place) for place in found.places]
+    assert all(Path(place).is_file() for place in found.uris)
+    return [Path(place) for place in found.uris]
 
 
 def test_small_files_are_read_where_they_are(tmp_path: Path) -> None:

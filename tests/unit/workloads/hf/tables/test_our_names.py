@@ -6,7 +6,7 @@ import torch
 from workloads.adapters.adapter import linear_layers
 from workloads.adapters.frozen import matching
 from workloads.errors import WorkloadError
-from workloads.hf.tables.our_names import told_by_our_names
+from workloads.hf.tables.our_names import in_our_names
 from workloads.model.presets import preset
 from workloads.transformer_workload import build_model
 
@@ -52,7 +52,7 @@ def test_what_transformers_calls_so_is_told(
     config, all_parameters, all_layers = names_of(model)
     given: list[tuple[str | None, Collection[str]]] = [(parameters, all_parameters), (layers, all_layers)]
     for wanted, names in given:
-        with pytest.raises(WorkloadError) as told, told_by_our_names(config):
+        with pytest.raises(WorkloadError) as told, in_our_names(config):
             matching([pattern], names, "thing")
         hint = str(told.value).split("; ")[1]
         if wanted is None:

@@ -12,7 +12,7 @@ from orchestrator.data.config import DataSpec
 from orchestrator.data.samples.mixture.interleave import MOST
 from orchestrator.data.samples.mixture.mixed_order import MixedOrder
 from orchestrator.data.samples.mixture.passes import check_length, course, notes
-from orchestrator.data.samples.mixture.shares import Mixture, powers, whole
+from orchestrator.data.samples.mixture.shares import Mixture, integer_shares, powers
 from orchestrator.data.samples.order import Order
 
 
@@ -61,12 +61,12 @@ def test_alpha_1_is_one_pass_over_all_and_near_0_all_come_alike() -> None:
 
 
 def test_powers_are_the_same_on_every_machine() -> None:
-    assert whole(powers([123_456_789, 987_654, 4_321], Fraction(7, 10))) == [16212787, 552104, 12323]
+    assert integer_shares(powers([123_456_789, 987_654, 4_321], Fraction(7, 10))) == [16212787, 552104, 12323]
 
 
 @drawn(st.lists(st.fractions(0, 1), min_size=1, max_size=9).filter(any))
 def test_whole_weights_are_close_and_leave_none_out(rates: list[Fraction]) -> None:
-    found = whole(rates)
+    found = integer_shares(rates)
     assert sum(found) <= MOST
     assert [weight > 0 for weight in found] == [rate > 0 for rate in rates]
     for weight, rate in zip(found, rates, strict=True):

@@ -19,7 +19,7 @@ from orchestrator.data.samples.sections.published import StoppedWaiting
 from orchestrator.data.samples.sections.windows import sections_of
 from orchestrator.data.store.tokens import Tokens
 from orchestrator.storage.retry import Retry
-from workloads.workload import Batch, Reading, Text
+from workloads.workload import Batch, Text, Windowing
 
 Prepare = Callable[..., str]
 LENGTH = 16
@@ -43,7 +43,7 @@ class Raw:
     name = "raw"
 
     def __init__(self, unit: Any = "stream") -> None:
-        self.reading = Reading(unit, LENGTH + 1, LENGTH, partial=unit == "stream")
+        self.windowing = Windowing(unit, LENGTH + 1, LENGTH, partial=unit == "stream")
 
     def collate(self, read: Text, ids: Sequence[int], turn: int) -> Batch:
         rows = [np.pad(read(i), (0, LENGTH + 1 - len(read(i))), constant_values=-1) for i in ids]
@@ -116,8 +116,8 @@ def test_samples_have_every_document_once_and_none_that_is_held_out(
     packed: bool, share: float | None, uri: str
 ) -> None:
     tokens, plan = Tokens.open(uri), plan_of(uri)
-    reading = Reading("stream" if packed else "document", LENGTH + 1, LENGTH)
-    found = sections_of(tokens, plan, reading, packed, share)
+    windowing = Windowing("stream" if packed else "document", LENGTH + 1, LENGTH)
+    found = sections_of(tokens, plan, windowing, packed, share)
     assert list(found(plan.sections - 1)) == [len(windows) for windows in found.windows]
     trained = split(tokens, share).training if share else tokens
     for source in range(2):
@@ -149,13 +149,13 @@ def test_a_set_that_is_held_out_is_of_the_first_section(uri: str) -> None:
 
 def test_sizes_are_those_of_the_first_parts_times_the_bytes_of_all(uri: str) -> None:
     tokens, plan = Tokens.open(uri), plan_of(uri)
-    for how in (Reading("stream", LENGTH + 1, LENGTH), Reading("document", LENGTH, LENGTH)):
+    for how in (Windowing("stream", LENGTH + 1, LENGTH), Windowing("document", LENGTH, LENGTH)):
         sizes, _ = sections_of(tokens, plan, how).sizes(True)
         for source, size in enumerate(sizes):
             assert 0.6 < size / tokens.length(source) < 1.4
     old = type(plan)(plan.parts)
     with pytest.raises(InputError, match="lacks the sizes of its sources"):
-        sections_of(tokens, old, Reading("stream", LENGTH + 1, LENGTH)).sizes(True)
+        sections_of(tokens, old, Windowing("stream", LENGTH + 1, LENGTH)).sizes(True)
     # of runs that began with it, by shares, the order is the same
     orders = [batches_of(tokens, Raw(), 7, [1.0, 1.0], SHARES, plan=each).order for each in (plan, old)]
     turns = [order.at(np.arange(100)) for order in orders]
@@ -165,7 +165,7 @@ def test_sizes_are_those_of_the_first_parts_times_the_bytes_of_all(uri: str) -> 
 def test_samples_are_read_along_with_those_of_their_section(uri: str) -> None:
     tokens, plan = Tokens.open(uri), plan_of(uri)
     made = batches_of(tokens, Raw("document"), 7, [1.0, 1.0], plan=plan)  # type: ignore[arg-type]
-    firsts = sections_of(tokens, plan, Raw("document").reading)(0)
+    firsts = sections_of(tokens, plan, Raw("document").windowing)(0)
     assert sum(made.order.samples) == len(made.read)
     for sample in (0, 1, 2 * firsts[0] + 4):
         own, every = made.read.siblings(sample), made.read.companions(sample)
