@@ -151,7 +151,7 @@ def show_memory(plan: Plan, traced: TracedMemory, on_cpu: bool) -> None:
         if largest is None:
             print(f"A worker needs {size(traced.needed(plan.chosen.memory, on_cpu))} at least.")
         print(f"That is more than {size(offered(plan.machine, on_cpu))} that a worker offers.")
-    for line in sorted({line for each in traced.traces for line in each.assumed}):
+    for line in sorted({line for each in traced.traces for line in each.assumptions}):
         print(f"Assumed: {line}.")
 
 

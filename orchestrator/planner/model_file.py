@@ -12,11 +12,11 @@ from orchestrator.config.errors import InputError
 from orchestrator.config.strict import StrictModel
 from orchestrator.config.yaml_text import read_yaml
 
-LEAST, MOST = 1e-15, 1e30
+MIN_AMOUNT, MAX_AMOUNT = 1e-15, 1e30
 """Real measurements are within these bounds, and within them no step overflows."""
-PositiveAmount = Annotated[float, Field(ge=LEAST, le=MOST)]
+PositiveAmount = Annotated[float, Field(ge=MIN_AMOUNT, le=MAX_AMOUNT)]
 """A divisor in SI units."""
-Amount = Annotated[float, Field(ge=0, le=MOST)]
+Amount = Annotated[float, Field(ge=0, le=MAX_AMOUNT)]
 """A number in SI units that may be nothing."""
 
 Model = TypeVar("Model", bound=StrictModel)

@@ -62,7 +62,7 @@ def tensors_in(value: Any) -> list[Tensor]:
     if isinstance(value, Tensor):
         return [value]
     if isinstance(value, list | tuple):
-        return [tensor for each in value for tensor in tensors_in(each)]
+        return [tensor for item in value for tensor in tensors_in(item)]
     return tensors_in(list(value.values())) if isinstance(value, dict) else []
 
 

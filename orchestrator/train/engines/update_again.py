@@ -28,7 +28,7 @@ from orchestrator.train.engines.engine import StepCheck
 from orchestrator.train.engines.flaw import Flaw
 from orchestrator.train.engines.state import step_count
 
-AT_ONCE = 2**26
+MAX_BYTES_AT_ONCE = 2**26
 """Bytes of weights, gradients and states that are sent to another rank together."""
 Build = Callable[[Sequence[ParameterShard]], torch.optim.Optimizer]
 """Makes the job's optimizer for some shards."""
@@ -74,14 +74,14 @@ class UpdateAgain:
         copies = [s for s in self._shards if taker in s.replica_group.ranks]
         alone = [s for s in self._shards if taker not in s.replica_group.ranks]
         # Before this rank's own update, which changes the numbers in place.
-        others = self._compute(optimizer, alone, lr, check)
+        others_record = self._compute(optimizer, alone, lr, check)
         optimizer.step()
         self._bend([shard.parameter for shard in self._shards])
         if taker is not None:
             recomputed = alone if self._is_recomputed else []
-            states = [self._results(each, optimizer, check.exact) for each in (copies, recomputed)]
-            same, own = (_seen(tensors, check.exact) for tensors in states)
-            check.update(same, own, others)
+            states = [self._results(bundle, optimizer, check.exact) for bundle in (copies, recomputed)]
+            copies_record, own_record = (_recorded(tensors, check.exact) for tensors in states)
+            check.update(copies_record, own_record, others_record)
 
     def _compute(
         self,
@@ -202,16 +202,16 @@ def _bundles(
     result: list[list[ParameterShard]] = []
     size = 0
     for shard in shards:
-        own = 4 * (2 + len(slots(shard.name))) * shard.parameter.numel()
-        if not result or size + own > AT_ONCE:
+        shard_bytes = 4 * (2 + len(slots(shard.name))) * shard.parameter.numel()
+        if not result or size + shard_bytes > MAX_BYTES_AT_ONCE:
             result.append([])
             size = 0
         result[-1].append(shard)
-        size += own
+        size += shard_bytes
     return result
 
 
-def _seen(tensors: Sequence[Tensor], exact: bool) -> Record:
+def _recorded(tensors: Sequence[Tensor], exact: bool) -> Record:
     witness = Witness()
     witness.begin(exact)
     for tensor in tensors:

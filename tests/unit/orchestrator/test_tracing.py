@@ -21,10 +21,10 @@ from orchestrator.planner.memory import peak_bytes
 from orchestrator.planner.shape_of_model import model_shape
 from orchestrator.planner.step_trace import CATEGORIES, Memory, NotTraced, StepTrace, Wait
 from orchestrator.planner.trace.isolation import fake_ranks
-from orchestrator.planner.trace.layer_extrapolation import deepened, depths_of
-from orchestrator.planner.trace.layout_memory import TracedMemory, micro_batches_of, with_all
+from orchestrator.planner.trace.layer_extrapolation import extrapolated_depth, shallow_models
+from orchestrator.planner.trace.layout_memory import TracedMemory, micro_batches_of, with_all_micro_batches
 from orchestrator.planner.trace.messages import Messages
-from orchestrator.planner.trace.op_cache import Remembered, how_of
+from orchestrator.planner.trace.op_cache import CachedOperators, effect_of
 from orchestrator.planner.trace.recorder import Recorder
 from orchestrator.resolve.resolved_job import ResolvedJob
 from workloads.workload import Workload
@@ -207,7 +207,7 @@ def test_a_deep_model_holds_what_two_shallower_ones_say(
     case["job"] |= {"checkpoint": {}, "train": {"steps": 2, "global_batch": 4}}
     spec, whole, chosen = job_of(case), workload_of(case), Layout(**{"micro_batch": 1, **layout})
     job = ResolvedJob(spec, whole.config, (), 0, model_shape(whole.config, 16))
-    depths = depths_of(job, chosen)
+    depths = shallow_models(job, chosen)
     assert depths is not None
     rank = 1 if chosen.first_less else 0  # the first one with layers
     found = [
@@ -215,7 +215,7 @@ def test_a_deep_model_holds_what_two_shallower_ones_say(
         for config in (depths.few, depths.more, whole.config)
     ]
     few, more, real = (each[0] for each in found if isinstance(each, list))
-    said = deepened(few, more, depths.times)
+    said = extrapolated_depth(few, more, depths.times)
     assert said.memory == real.memory
     assert said.saved == real.saved
 
@@ -231,12 +231,12 @@ def test_the_most_of_a_pass_goes_on_from_its_beginning_and_from_its_end() -> Non
             {},
             (),
             Memory(0, none, none, "backward"),
-            crests=tuple((("backward", 0, 0), sum(parts), parts) for parts in held),
+            operator_peaks=tuple((("backward", 0, 0), sum(parts), parts) for parts in held),
             saved=5 * layers,
         )
 
     for layers in (8, 100):
-        found = deepened(made(4), made(6), (layers - 4) / 2)
+        found = extrapolated_depth(made(4), made(6), (layers - 4) / 2)
         assert (found.memory.peak, found.saved) == (max(3 * layers + 41, 5 * layers + 1), 5 * layers)
 
 
@@ -249,7 +249,7 @@ def test_a_pipeline_with_many_micro_batches_holds_what_fewer_say(schedule: str, 
     counts = micro_batches_of(layout, 16, layout.pp - 1, on_cpu)
     assert max(counts) < 16
     found, (whole,) = traces_of(layout, counts, on_cpu), traces_of(layout, [16], on_cpu)
-    said = with_all(found, found[0], counts, 16).memory
+    said = with_all_micro_batches(found, found[0], counts, 16).memory
     assert said.phase == whole.memory.phase
     assert said.peak == sum(said.at_peak.values())
     least = 0 if len(counts) > 1 else 24 * (16 - counts[0])
@@ -332,7 +332,7 @@ def test_an_operator_gives_what_it_gave_before(run: int) -> None:
 
     fake = FakeTensorMode()
     given = fake.from_tensor(a)
-    with fake, Recorder(torch.device("cpu"), run=Remembered(fake)):
+    with fake, Recorder(torch.device("cpu"), run=CachedOperators(fake)):
         for _ in range(run):
             found = results(given)
     for plain, each in zip(results(a), found, strict=True):
@@ -344,13 +344,13 @@ def test_an_operator_gives_what_it_gave_before(run: int) -> None:
 
 
 def test_what_an_operator_does_that_is_not_run_again() -> None:
-    assert how_of(torch.ops.aten.add_.Tensor) == "written"
-    assert how_of(torch.ops.aten._foreach_mul_.Scalar) == "written"
-    assert how_of(torch.ops.aten.view.default) == "view"
-    assert how_of(torch.ops.aten.mm.default) == "made"
+    assert effect_of(torch.ops.aten.add_.Tensor) == "written"
+    assert effect_of(torch.ops.aten._foreach_mul_.Scalar) == "written"
+    assert effect_of(torch.ops.aten.view.default) == "view"
+    assert effect_of(torch.ops.aten.mm.default) == "made"
     for func in (torch.ops.aten.t_.default, torch.ops.aten.resize_.default, torch.ops.aten.nonzero.default,
                  torch.ops.aten.split.Tensor, torch.ops.aten.mm.out, torch.ops.c10d.allreduce_.default):  # fmt: skip
-        assert how_of(func) == ""
+        assert effect_of(func) == ""
 
 
 @pytest.mark.parametrize(("on_cpu", "more"), [(True, 15), (False, 0)])

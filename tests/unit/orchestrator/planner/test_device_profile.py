@@ -15,7 +15,7 @@ from orchestrator.planner.device_profile import (
     check_stores,
     load,
     names,
-    of_accelerator,
+    profile_of_accelerator,
     read,
     store,
 )
@@ -93,10 +93,10 @@ def test_a_device_is_found_by_any_case_and_by_rays_name(asked: str, found: str) 
 
 
 def test_an_accelerator_is_known_by_rays_name() -> None:
-    assert of_accelerator("H200").name == "h200"
-    assert of_accelerator("A100").memory.value == 40e9
-    assert of_accelerator("Z9") is None
-    assert of_accelerator("") is None
+    assert profile_of_accelerator("H200").name == "h200"
+    assert profile_of_accelerator("A100").memory.value == 40e9
+    assert profile_of_accelerator("Z9") is None
+    assert profile_of_accelerator("") is None
 
 
 @pytest.mark.parametrize(
@@ -114,10 +114,10 @@ def test_an_accelerator_is_known_by_rays_name() -> None:
 def test_an_accelerator_is_known_by_its_drivers_name_and_the_memory_that_this_tells(
     name: str, found: str
 ) -> None:
-    profile = of_accelerator(name)
+    profile = profile_of_accelerator(name)
     assert profile is not None
     assert profile.name == found
-    assert of_accelerator("NVIDIA GeForce RTX 5090") is None  # nor is any other of a maker
+    assert profile_of_accelerator("NVIDIA GeForce RTX 5090") is None  # nor is any other of a maker
 
 
 def test_where_a_profile_cannot_be_written_is_said_before_it_is_measured(tmp_path: Path) -> None:
