@@ -164,7 +164,7 @@ def show_rollouts(found: RolloutPlan | None) -> None:
         return
     rows = [
         [
-            "chosen" if split is found.asked else "",
+            "chosen" if split is found.requested else "",
             str(split.generating or "the ranks"),
             str(split.layout),
             duration(split.time.generate),
@@ -174,16 +174,18 @@ def show_rollouts(found: RolloutPlan | None) -> None:
         for split in found.splits
     ]
     table("Workers of rollouts", ["", "generate", "train", "generation", "training", "step"], rows)
-    time = found.asked.time
+    time = found.requested.time
     beside = ", beside training" if time.overlaps else ""
     print(
         f"A rollout: transfer {duration(time.transfer)}, generate {duration(time.generate)}{beside}, reward "
         f"{duration(time.reward)} by rules; for prompts and answers of the longest length."
     )
     best = found.splits[0]
-    if best is not found.asked and best.time.seconds * (1.0 + TIE) < found.asked.time.seconds:
+    if best is not found.requested and best.time.seconds * (1.0 + TIE) < found.requested.time.seconds:
         told = f"with {best.generating} rollout workers" if best.generating else "without rollout workers"
-        fewer = found.asked.layout.world + found.asked.generating - best.layout.world - best.generating
+        fewer = (
+            found.requested.layout.world + found.requested.generating - best.layout.world - best.generating
+        )
         number = f"{fewer} fewer workers are" if fewer > 0 else "the same number of workers is"
         print(
             f"By these predictions {number} faster {told}, {duration(best.time.seconds)} per step: "

@@ -416,13 +416,10 @@ def _weights_for_own_model(
         raise WorkloadError(f"{where} was trained with an adapter; export it, and begin with the export")
     if job:
         _refuse_other_labels(job.data.labels, labels, where)
-    if (
-        job
-        and job.reads_base
-        and recorded
-        and (base_of_run := same_base(job.workload, job.needs_base, Base(**recorded)))
-    ):
-        base_weights = _weights_for_own_model(base_of_run, config, shapes, retry, job.data.labels)
+    if job and job.reads_base and recorded:
+        base_of_run = same_base(job.workload, job.needs_base, Base(**recorded))
+        if base_of_run:
+            base_weights = _weights_for_own_model(base_of_run, config, shapes, retry, job.data.labels)
     reader = averaged.weights_of(store, manifest, job.checkpoint if job else CheckpointSpec())
     stored_shapes = {name: tensor.shape for name, tensor in sorted(reader.manifest.tensors.items())}
     weights = CommitWeights(stored_shapes, where, reader, base_weights)

@@ -319,7 +319,7 @@ class _Sorter:
             elif (memory := self.bytes_of(layout)) > self.offered:
                 self.large.append((layout, memory))
             elif self.widest_traced is not None and layout.world <= self.widest_traced.world:
-                reason = f"is not known to fit, as {self.widest_traced} is by its trace"
+                reason = f"has no trace, and {self.widest_traced} fits by its trace"
                 self.rejected.append((layout, reason))
             else:
                 bytes_by_formula = peak_bytes(self._demand, self._shape, layout) if self._factors else memory

@@ -241,7 +241,7 @@ def load(name: str) -> Profile:
         return result
     if not name.endswith((".yaml", ".yml")) and not Path(name).is_file():
         hint = f"choose from {', '.join(names())}, or give the path of a profile's file"
-        raise InputError(f"no device is known by the name {name}", "--machine", hint)
+        raise InputError(f"no device has the name {name}", "--machine", hint)
     return read(Path(name))
 
 

@@ -20,6 +20,8 @@ FALLBACK_GPU = "t4"
 """The profile that stands for a GPU without one."""
 CPU_CORE = "cpu-core"
 CPU_INFO = Path("/proc/cpuinfo")
+PROBE_SECONDS = 0.2
+"""Seconds of measuring a core."""
 PRECISION_FLAGS = {
     "bf16": {"avx512bw", "avx_ne_convert", "bf16"},
     "fp16": {"avx512_fp16", "avx_ne_convert", "amx_fp16", "asimdhp"},
@@ -123,18 +125,18 @@ def worker_on_device(resources: ResourceSpec, precision: Precision, device: str)
 
 
 @lru_cache
-def probe(cpu: float, seconds: float = 0.2) -> float:
+def probe(cpu: float) -> float:
     """Return the FLOP/s of fp32 matrix multiplication on `cpu` cores of this machine.
 
-    It is one core's best time within `seconds`, times `cpu`. It counts the thread's CPU time, because other processes
-    may be busy. It is measured once per process, so that plans in one process are comparable.
+    It is one core's best time within PROBE_SECONDS, times `cpu`. It counts the thread's CPU time, because other
+    processes may be busy. It is measured once per process, so that plans in one process are comparable.
     """
     import numpy as np
     from threadpoolctl import threadpool_limits
 
     a = np.ones((256, 256), np.float32)
     with threadpool_limits(1):
-        fastest, end = float("inf"), time.perf_counter() + seconds
+        fastest, end = float("inf"), time.perf_counter() + PROBE_SECONDS
         while fastest == float("inf") or time.perf_counter() < end:  # at least once, even on a busy machine
             start = time.thread_time()
             a @ a

@@ -27,11 +27,14 @@ class Cost(Protocol):
     """The user's function `parallel.cost: module:name`. It must be pure; its options are further arguments."""
 
     def __call__(self, layout: Layout, step: StepTime, memory: float) -> float | str:
-        """Seconds of a step, from 0 on, that come on top of those that are predicted; or the reason, in a line, for
-        which this layout is not to be used.
+        """Return the seconds to add to the predicted step, 0 or more, or a reason, in one line, to refuse the layout.
 
-        It is asked about layouts that are legal and fit. step: the predicted seconds by part; memory: bytes of the rank
-        that needs most.
+        It is called for layouts that are legal and fit.
+
+        Args:
+            layout: the layout.
+            step: the predicted seconds by part.
+            memory: bytes of the rank that needs most.
         """
 
 

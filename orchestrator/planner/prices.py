@@ -39,7 +39,7 @@ def check(limits: LimitSpec, tune: TuneSpec | None) -> None:
             hint = "give limits.usd_per_worker_hour, or in limits.prices a CSV with the columns " + ",".join(
                 COLUMNS
             )
-            raise InputError("no price is known to count it by", where, hint)
+            raise InputError("no price is known, which this limit needs", where, hint)
 
 
 def load(uri: str | None) -> Prices:
@@ -102,7 +102,7 @@ class Ceiling:
     spent: float
 
     def __str__(self) -> str:
-        return f"{WARN_AT:.0%} of limits.{self.key} {self.limit:g} are reached: {self.spent:.4g}"
+        return f"{WARN_AT:.0%} of limits.{self.key} ({self.limit:g}) is reached: {self.spent:.4g} is spent"
 
 
 def nearly_reached(

@@ -60,7 +60,8 @@ def _filled(shape: ModelShape, layout: Layout, parts: int, machine: Machine, pro
         # The last rank has the two stages at the tip of the V, and only I must travel back up.
         fill = layers_before * (inner.forward + inner.sent_forward) + parts * last * layer_seconds
         drain = (
-            layers_before * (inner.inputs + inner.again + inner.sent_backward) - parts * last * inner.weights
+            layers_before * (inner.inputs + inner.recompute + inner.sent_backward)
+            - parts * last * inner.weights
         )
         return fill + max(drain, 0.0)
     _, head = ends(shape, machine, program, layer_part(layout))

@@ -98,7 +98,7 @@ class Rank:
             verify: which steps are computed again, and by whom; None for none.
             device: this rank's device.
             memory_before: bytes in use before the model was built.
-            values: what other models say of every sample, as far as the objective needs it.
+            values: values that other models compute for every sample, if the objective needs them.
             growing: whether some of the data is still being prepared.
         """
         self._task = task

@@ -102,7 +102,9 @@ class Restorer:
         except InputError:
             if self._peers is None or step in self._store.steps():
                 raise
-            problem = f"step {step} was in the memory of nodes alone, which do not give it"
+            problem = (
+                f"the checkpoint at step {step} was only in the memory of nodes, which no longer return it"
+            )
             raise CorruptCommit(problem, step) from None
         return manifest, weights_of(self._store, manifest, self._checkpoint, self._raw)
 

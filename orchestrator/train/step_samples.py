@@ -42,7 +42,7 @@ class StepPlan:
         noise: whether embeddings get noise, whose size follows from a row's tokens.
         steps_per_rollout: number of steps that one rollout serves; 1 without rollouts. Between them nothing is saved,
             and no task ends.
-        staleness: how many rollouts the answers of a rollout are asked for ahead of it.
+        staleness: how many rollouts ahead answers are generated.
     """
 
     seed: int

@@ -20,8 +20,6 @@ from orchestrator.parallel.arithmetic import NEWEST, Arithmetic
 from orchestrator.train.config import StabilitySpec, TrainSpec
 from orchestrator.train.instability import check_stable, watched_answers
 
-"""Keys of a commit's meta; see `TrainingProgress`."""
-
 
 @dataclasses.dataclass(frozen=True)
 class TrainingProgress:

@@ -289,7 +289,7 @@ def with_update(
     # On a CPU the cores that compute also move the messages, so computation hides none.
     # In a pipeline gradients are reduced after the last micro-batch, when no computation is left to hide them.
     hides = layout.pp == 1 and machine.launches_ahead
-    backward = shape.layers * (inner.inputs + inner.weights + inner.again) if hides else 0.0
+    backward = shape.layers * (inner.inputs + inner.weights + inner.recompute) if hides else 0.0
     parameters = local_parameters(shape, layout)
     trained = shape.trained_share * parameters
     units = shape.layers // layout.pp + 1
@@ -484,7 +484,7 @@ def pipeline(
         handover = _handover_seconds(layout, machine, stage)
         if kind == "F":
             return times.forward + times.sent_forward + handover
-        input_seconds = times.inputs + times.again + times.sent_backward + handover
+        input_seconds = times.inputs + times.recompute + times.sent_backward + handover
         weights = times.weights + gradient_sum
         return {"B": input_seconds + weights, "I": input_seconds, "W": weights}[kind]
 

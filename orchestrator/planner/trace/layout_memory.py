@@ -109,11 +109,14 @@ class TracedMemory:
         """
         largest, memory = self.largest, self.to_json()
         if largest is None:
+            if not self.traces:
+                return {}, memory
             largest_needed = self.needed(formula, on_cpu)
-            return {
+            predicted = {
                 "memory_bytes": round(largest_needed),
                 "fits": fits(largest_needed, machine, on_cpu),
-            } if self.traces else {}, memory
+            }
+            return predicted, memory
         needed = self.by_rank(
             by_stage, lambda trace: needed_bytes(self.layout, trace.memory.peak, trace.saved, on_cpu)
         )
@@ -172,13 +175,17 @@ def traced_memory(job: ResolvedJob, layout: Layout, seconds: float = TRACE_SECON
     """Trace one rank of each pipeline stage that may need most, within `seconds` of CPU time.
 
     A deep model, and a pipeline with many micro-batches, are extrapolated from two smaller traces. Never fails: a rank
-    that cannot be traced has the reason instead. This process remembers traces, so jobs of the same shape are traced
-    once: those that differ in their name, seed, number of steps or machine.
+    that cannot be traced has the reason instead. Traces are cached in this process. Jobs that differ only in name,
+    seed, number of steps or machine share them.
+
+    Args:
+        job: the job.
+        layout: the layout to trace.
+        seconds: limit on the CPU time of all ranks together.
     """
     if job.model.as_transformer is None or job.spec.own_code:
-        return _trace(
-            _TraceRequest((), job, layout, seconds)
-        )  # files and the user's code may have changed meanwhile
+        # Files and the user's code may have changed since an earlier trace.
+        return _trace(_TraceRequest((), job, layout, seconds))
     start = time.process_time()
     engine = dataclasses.replace(job.spec.engine, seed=0)
     train = engine.train if engine.train.thaw else engine.train.model_copy(update={"steps": 1})

@@ -78,13 +78,7 @@ def written_arguments(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) ->
         if argument.alias_info is None or not argument.alias_info.is_write:
             continue
         value = args[number] if number < len(args) else kwargs.get(argument.name)
-        result += (
-            [value]
-            if isinstance(value, Tensor)
-            else [v for v in value if isinstance(v, Tensor)]
-            if isinstance(value, list | tuple)
-            else []
-        )
+        result += tensors_in(value)
     return result
 
 

@@ -46,7 +46,7 @@ class RecordedSteps:
                 self._fill(count)
                 begin_recording(self._engine, recorder)
                 recorder.events = []
-                self._messages.made = 0
+                self._messages.count = 0
                 with self._messages.record_waits(recorder.events.append, lambda: recorder.phase):
                     self._step(count)
                 yield
@@ -74,10 +74,10 @@ def step(engine: TorchEngine, batches: Sequence[Batch], lr: float, recorder: Rec
 def begin_recording(engine: TorchEngine, recorder: Recorder) -> None:
     """Assign the memory that stays between steps to its categories, and start to look for the peak."""
     gc.collect()
-    for category, tensors in engine.live().items():
+    for category, tensors in engine.held().items():
         recorder.live.move(tensors, category)
     if recorder.updates_on_host:
-        recorder.live.leave_out(_on_host(engine))
+        recorder.live.exclude(_on_host(engine))
     recorder.begin()
     recorder.steady = dict(recorder.live.now)
 

@@ -222,7 +222,7 @@ class Recorder(TorchDispatchMode):
         self._count(results, arguments, namespace, func)
         if self.events is not None and namespace == "c10d" and self._messages is not None:
             stage, micro = self.current_pass
-            message = self._messages.of(func, args, self.phase, stage, micro)
+            message = self._messages.record(func, args, self.phase, stage, micro)
             if message is not None:
                 self.events.append(message)
         elif self.events is not None and namespace != "c10d":

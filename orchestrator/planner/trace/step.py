@@ -58,7 +58,7 @@ def traces(
         RuntimeError: if this process is in a process group.
     """
     if layout.engine != "torch":
-        return NotTraced(rank, "DeepSpeed's own memory cannot be followed")
+        return NotTraced(rank, "a trace cannot follow DeepSpeed's own memory")
     if config.train.compile:
         return NotTraced(rank, "compiled blocks are not traced: their kernels choose what they keep")
     try:
@@ -100,7 +100,7 @@ def traces(
                 saved = room_for(engine.state())[0]
     except Exception as error:
         if isinstance(error, TooLong) or isinstance(error.__cause__ or error.__context__, TooLong):
-            return NotTraced(rank, "its step has more operators than can be followed in the time there is")
+            return NotTraced(rank, "the trace of its step exceeded the time limit")
         return NotTraced(rank, f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}")
     size = sum(tensor.nbytes for tensor in batch.values())
     return [

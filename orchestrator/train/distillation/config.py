@@ -160,9 +160,9 @@ class DistillSpec(StrictModel):
             )
         if data.shuffle == "sections" or data.packing != "cut":
             key = "data.packing" if data.packing != "cut" else "data.shuffle"
-            return f"stored logits are of samples that are known before training, and {key} makes them later; {online}"
+            return f"logits are stored for samples that are known before training, but {key} makes them later; {online}"
         if train.sequence_warmup:
-            return f"train.sequence_warmup cuts samples, whose stored logits are of the whole; {online}"
+            return f"train.sequence_warmup cuts samples, but logits are stored for whole samples; {online}"
         return ""
 
 

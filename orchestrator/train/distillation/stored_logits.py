@@ -133,7 +133,9 @@ class StoredLogits:
     def _finish(self) -> None:
         source = {"teacher": self._base.uri, "step": self._base.step, "digest": self._base.digest}
         mass = self._table.finish({**source, "temperature": self._logits.temperature})
-        print(f"teacher: {self._k} stored logits of a token hold {mass:.4f} of its probability", flush=True)
+        print(
+            f"teacher: the {self._k} stored logits of a token cover {mass:.4f} of its probability", flush=True
+        )
 
     def _compute_pass(
         self, engine: Engine, part: range, micro_batches: range, *, size: int, computed: _Part

@@ -195,7 +195,7 @@ def _fully_sharded(zero: Any, by_name: Mapping[str, Any]) -> Iterator[Fragment]:
     """
     for name, parameter in by_name.items():
         group, start, range_size = zero.grad_position[zero.get_param_id(parameter)]
-        # All partitions of a parameter have `place` elements, so the last ones may reach beyond it.
+        # All partitions of a parameter have `range_size` elements, so the last ones may reach beyond it.
         begin = zero._get_param_partition_rank(parameter) * range_size
         shape = tuple(parameter.ds_shape)
         size = min(range_size, math.prod(shape) - begin)

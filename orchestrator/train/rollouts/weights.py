@@ -132,7 +132,7 @@ def _read_part(replica: Replica, connections: Connections, address: str, note: d
         if len(target):
             size = connections.ask(address, {**request, "count": len(target)}, target=target)["size"]
             if size != len(target):
-                raise ConnectionError(f"{size} bytes came, and {len(target)} were asked for")
+                raise ConnectionError(f"expected {len(target)} bytes, but received {size}")
         offset += len(target)
 
     places = [PieceLocation(name, tuple(start), tuple(extent)) for name, start, extent in note["places"]]

@@ -87,7 +87,7 @@ def test_without_time_for_more_the_one_that_needs_least_is_taken(
     assert layout.micro_batch == 1
     assert [not verdict.reason for verdict in found.verdicts.values()] == [False, True]
     reasons = dict(found.plan.rejected)
-    assert reasons[layout.but(micro_batch=2)] == f"is not known to fit, as {layout} is by its trace"
+    assert reasons[layout.but(micro_batch=2)] == f"has no trace, and {layout} fits by its trace"
     planner = Planner(demand_of(resolved.spec), resolved.shape, machine, confirm=lambda _: found.verdicts)
     assert (planner.choose(1), planner.refused) == (layout, 1)
 

@@ -212,10 +212,10 @@ def test_a_deep_model_holds_what_two_shallower_ones_say(
     rank = 1 if chosen.first_less else 0  # the first one with layers
     found = [
         traces(spec, dataclasses.replace(whole, config=config), chosen, rank, [min(4 // chosen.dp, 4)])
-        for config in (depths.few, depths.more, whole.config)
+        for config in (depths.shallow, depths.deeper, whole.config)
     ]
     few, more, real = (each[0] for each in found if isinstance(each, list))
-    said = extrapolated_depth(few, more, depths.times)
+    said = extrapolated_depth(few, more, depths.factor)
     assert said.memory == real.memory
     assert said.saved == real.saved
 
@@ -377,7 +377,7 @@ def test_gloo_reduces_a_copy_of_what_it_scatters(on_cpu: bool, copied: int) -> N
         recorder.begin()
         dist.reduce_scatter_single(part, whole)
     assert recorder.peak[1] == whole.nbytes + part.nbytes + copied
-    assert recorder.held.total == whole.nbytes + part.nbytes
+    assert recorder.live.total == whole.nbytes + part.nbytes
 
 
 def test_an_offloaded_optimiser_is_not_in_the_memory_of_the_gpu() -> None:

@@ -14,7 +14,7 @@ from orchestrator.checkpoint.retention import Retention, prune, remove
 from orchestrator.config.errors import InputError
 from orchestrator.config.spec import JobSpec, parse
 from orchestrator.models.base import Base, base_json, base_of
-from orchestrator.models.pinned_base import bases_of, unpinned_notes, read_base, release_base
+from orchestrator.models.pinned_base import bases_of, read_base, release_base, unpinned_notes
 from orchestrator.storage.run_directory import RunDir
 
 ADAPTER = {"kind": "lora", "rank": 4, "targets": "*.attention.*"}

@@ -76,7 +76,7 @@ def test_a_wrong_profile_is_refused_by_the_key(tmp_path: Path, change: dict, sai
 def test_a_file_that_is_no_profile_is_refused(tmp_path: Path, text: str) -> None:
     path = tmp_path / "mine.yaml"
     path.write_text(text)
-    with pytest.raises(InputError, match="is no device profile"):
+    with pytest.raises(InputError, match="is not a device profile"):
         read(path)
 
 
@@ -146,12 +146,12 @@ def test_a_share_is_one_at_most(tmp_path: Path, name: str) -> None:
         ("device: 2024-13-45", "month must be in 1..12"),
         ("device: a\ndevice: b", "device"),
         ("per_node: 010", "010 is one number in YAML 1.1"),
-        ("device: " + "[" * 5000, "is no device profile"),
+        ("device: " + "[" * 5000, "is not a device profile"),
     ],
 )
 def test_a_file_is_read_as_strictly_as_a_job(line: str, says: str, tmp_path: Path) -> None:
     path = tmp_path / "here.yaml"
     path.write_text(line + "\n")
-    with pytest.raises(InputError, match="is no device profile") as error:
+    with pytest.raises(InputError, match="is not a device profile") as error:
         read(path)
     assert says in str(error.value)

@@ -102,6 +102,6 @@ def test_products_in_8_bits_are_of_the_devices_that_have_them() -> None:
 
 
 def test_the_measurement_is_a_rate() -> None:
-    rate = probe(1, seconds=0.02)
+    rate = probe(1)
     assert math.isfinite(rate)
     assert 1e7 < rate < 1e14

@@ -91,5 +91,5 @@ def test_a_ceiling_that_comes_near_is_told_once() -> None:
     assert nearly_reached(limits, {"hours": 7.99, "cost_usd": 1e9}, set()) == []
     (ceiling,) = nearly_reached(limits, {"hours": 8.0, "cost_usd": 0.0}, set())
     assert (ceiling.key, ceiling.limit, ceiling.spent) == ("hours", 10.0, 8.0)
-    assert str(ceiling) == "80% of limits.hours 10 are reached: 8"
+    assert str(ceiling) == "80% of limits.hours (10) is reached: 8 is spent"
     assert nearly_reached(limits, {"hours": 9.0, "cost_usd": 0.0}, {("hours", 10.0)}) == []

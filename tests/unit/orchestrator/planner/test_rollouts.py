@@ -131,7 +131,7 @@ def test_splits_divide_the_same_workers_and_the_fastest_is_first(shape: ModelSha
     asked = demand(2, ranks=6, staleness=1)
     found = plan_rollouts(asked, shape, planned(asked, shape, machine, 6))
     assert found is not None
-    assert found.asked in found.splits
+    assert found.requested in found.splits
     assert [split.time.seconds for split in found.splits] == sorted(
         split.time.seconds for split in found.splits
     )
@@ -139,7 +139,7 @@ def test_splits_divide_the_same_workers_and_the_fastest_is_first(shape: ModelSha
     assert all(split.generating + split.layout.world <= 8 for split in found.splits)
     assert len(found.splits) <= 5, "each one takes a plan"
     told = found.to_json()
-    assert told["step_seconds"] == found.asked.time.seconds
+    assert told["step_seconds"] == found.requested.time.seconds
     assert told["fits"]
     assert {split["generating"] for split in told["splits"]} >= {0, 2}
 
@@ -165,15 +165,15 @@ def test_splits_leave_out_what_traces_refuse_and_layouts_that_are_given(
     plan_of_ranks = planned(asked, shape, machine, 6)
     found = plan_rollouts(asked, shape, plan_of_ranks)
     assert found is not None
-    other = next(split for split in found.splits if split is not found.asked)
+    other = next(split for split in found.splits if split is not found.requested)
     without = plan_rollouts(asked, shape, plan_of_ranks, {other.layout: Verdict("is too large", 1.0)})
     assert without is not None
     assert other.layout in {split.layout for split in found.splits}
-    assert other.layout not in {split.layout for split in without.splits if split is not without.asked}
+    assert other.layout not in {split.layout for split in without.splits if split is not without.requested}
     given = dataclasses.replace(asked, parallel=ParallelSpec(pp=6))
     pinned = plan_rollouts(given, shape, plan_of_ranks)
     assert pinned is not None
-    assert pinned.splits == (pinned.asked,)
+    assert pinned.splits == (pinned.requested,)
 
 
 def test_the_best_of_all_splits_is_among_the_few(shape: ModelShape, machine: Machine) -> None:
