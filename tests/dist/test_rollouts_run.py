@@ -194,7 +194,8 @@ def test_kills_change_no_answer_and_no_bit(quiet: Path, place: Path, tmp_path: P
         assert answers(run, step) == answers(quiet, step)
 
 
-@pytest.mark.parametrize("has_workers", [pytest.param(False, marks=pytest.mark.slow), True])
+@pytest.mark.slow
+@pytest.mark.parametrize("has_workers", [False, True])
 def test_weights_that_generate_no_answers_are_a_fault_of_the_step(
     quiet: Path, place: Path, tmp_path: Path, has_workers: bool
 ) -> None:
@@ -492,6 +493,7 @@ def test_the_loss_of_stale_answers_is_the_plain_one_with_the_earlier_weights_pro
     assert row["clip_share"] == pytest.approx(mean(clipped), abs=1e-6)
 
 
+@pytest.mark.slow
 def test_stale_rollouts_have_the_same_bits_with_workers_that_die(
     quiet_stale: Path, place: Path, tmp_path: Path
 ) -> None:
@@ -870,6 +872,7 @@ def test_prompts_that_leave_no_room_keep_their_end_and_are_counted(place: Path, 
     assert 0 < long < COUNT
 
 
+@pytest.mark.slow
 def test_a_commit_is_evaluated_and_replayed_as_the_run_was(quiet: Path, place: Path) -> None:
     """It has the weights of its step: asked for in NeMo-RL#3312."""
     run, store = RunDir(str(quiet)), Store(str(quiet / "checkpoints"))

@@ -42,6 +42,7 @@ def states(sweep: Path) -> dict[str, tuple[str, int]]:
     return {row["trial"]: (row["state"], row["step"]) for row in ended}
 
 
+@pytest.mark.slow
 def test_a_failing_trial_is_explained_and_the_search_goes_on(tmp_path: Path) -> None:
     """By grid over a layout, a learning rate and a width that one model cannot have, under ASHA."""
     document = sweep_job(

@@ -375,6 +375,7 @@ def test_an_interruption_ends_the_workers(marked: Path) -> None:
         scorer.close()
 
 
+@pytest.mark.slow
 def test_a_worker_that_is_stopped_is_replaced(marked: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     spec = own("size", timeout=1.0)
     with Scorer([spec], [HERE], 1) as scorer:
