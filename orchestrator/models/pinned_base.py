@@ -113,7 +113,7 @@ def pinned_teacher(
 
 
 def same_teacher(distill: DistillSpec, workload: WorkloadSpec, recorded: Mapping[str, Any]) -> Base:
-    """Return the weights of a teacher: those that the run has `recorded` with, as far as they are known.
+    """Return the weights of a teacher, which must have the checksum in `recorded` if the run has recorded one.
 
     Raises:
         InputError: if they are missing, or others.

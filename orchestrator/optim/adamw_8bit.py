@@ -53,7 +53,7 @@ def dynamic_map(signed: bool) -> tuple[list[float], int]:
         bounds = np.linspace(0.1, 1.0, 2 ** (exponent + (not signed)) + 1)
         means = 10.0 ** (exponent - EXPONENTS + 1) * (bounds[:-1] + bounds[1:]) / 2
         values += [*means, *(-means if signed else ())]
-    ordered = sorted(float(each) for each in values)
+    ordered = sorted(float(value) for value in values)
     return ordered, ordered.index(0.0)
 
 
@@ -192,7 +192,7 @@ class AdamW8bit(torch.optim.Optimizer):
 
 
 def _rows_at_once(part: Part) -> Iterator[slice]:
-    """Yield the rows of a part in slices of up to AT_ONCE numbers, or of one row that is longer."""
+    """Yield the rows of a part in slices of up to MAX_NUMBERS_AT_ONCE numbers, or of one row that is longer."""
     count = max(1, MAX_NUMBERS_AT_ONCE // (part.width * (part.block_columns.stop - part.block_columns.start)))
     for begin in range(0, part.rows, count):
         yield slice(begin, begin + count)

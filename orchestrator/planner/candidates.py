@@ -300,8 +300,8 @@ class _Families:
 def _schedules(shape: ModelShape, pp: int, pins: Mapping[str, Any]) -> list[tuple[str, int]]:
     """Return the schedules to try, each with its stages per rank.
 
-    Interleaved schedules get VIRTUAL stages per rank if the model has enough layers, else two: more stages make the
-    bubble shorter and need less memory. Embedding and head may be stages of their own.
+    Interleaved schedules get SEARCHED_VIRTUAL stages per rank if the model has enough layers, else two. More stages
+    make the bubble shorter and need less memory. Embedding and head may be stages of their own.
     """
     cuts_ends = shape.bare_ends and not {"first_less", "last_less"} & set(pins)
     layers = (shape.stages or shape.layers) + 2 * cuts_ends
@@ -353,8 +353,8 @@ def _with_fewest_recomputed(
     """Return the layout with the fewest recomputed layers that fit.
 
     The needed memory falls with their number, for the fullest rank at first at least as fast as later. It is therefore
-    below the line from none to all layers: with n layers, needs N (none) and E (all) and SURE as the limit,
-    ceil(n (N - SURE) / (N - E)) recomputed layers are enough.
+    below the line from none to all layers: with n layers, needs N (none) and E (all) and SAFE_SHARE as the limit,
+    ceil(n (N - SAFE_SHARE) / (N - E)) recomputed layers are enough.
     """
     if layout.recompute == "none" or {"recompute_layers", "recompute"} & set(pins):
         return layout

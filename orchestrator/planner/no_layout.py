@@ -65,8 +65,8 @@ def _illegal_given_layout(
     # Bitwise determinism computes each virtual shard as one micro-batch.
     micros = (batch // shards,) if shards else ()
 
-    def is_refused(other: Layout) -> bool:
-        return bool(demand.engine_problems(other)) or peak_bytes(demand, shape, other) > offered
+    def is_refused(candidate: Layout) -> bool:
+        return bool(demand.engine_problems(candidate)) or peak_bytes(demand, shape, candidate) > offered
 
     nearest_layouts = "; ".join(map(str, nearest(layout, shape, batch, is_refused, micros)))
     hint = f"the nearest legal layouts are {nearest_layouts}" if nearest_layouts else ""

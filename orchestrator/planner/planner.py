@@ -110,7 +110,7 @@ def best_of(demand: Demand, plans: Sequence[Plan]) -> list[Plan]:
 
 
 def fits_with_margin(resources: ResourceSpec, plan: Plan) -> bool:
-    """Whether the chosen layout fits even if it needs NEAR times the predicted memory. It is then not traced."""
+    """Whether the chosen layout fits even with MAX_UNDERESTIMATE times the predicted memory. It is then not traced."""
     on_cpu = not resources.per_worker.gpu
     needed = MAX_UNDERESTIMATE * plan.chosen.memory
     return fits(needed_bytes(plan.chosen.layout, needed, needed, on_cpu), plan.machine, on_cpu)

@@ -143,8 +143,8 @@ class Search:
     """A queue of sets of layouts, ordered by the lower bound of their step times.
 
     The sets are nested: all layouts with the same degrees, families of them, single layouts. Expanding a set replaces
-    it by its parts with their own, higher bounds. When the lowest bound exceeds the times of the BEST layouts so far,
-    so do all others.
+    it by its parts with their own, higher bounds. When the lowest bound exceeds the times of the fastest
+    MIN_CANDIDATES layouts so far, so do all others.
 
     Attributes:
         refused: layouts that the user's own cost refuses, each with the reason.
@@ -164,7 +164,7 @@ class Search:
         self._queue: list[tuple[float, int, Degrees | Family | tuple[Layout, float]]] = []
         self._number = itertools.count()  # order of equal bounds
         self._candidates: list[Candidate] = []
-        self._times: list[float] = []  # seconds of the BEST fastest candidates, ascending
+        self._times: list[float] = []  # seconds of the MIN_CANDIDATES fastest candidates, ascending
 
     @property
     def passed_over(self) -> int:

@@ -76,7 +76,7 @@ def _first_difference(results: Sequence[Computed], tolerance: float) -> list[lis
         groups: list[tuple[Message | None, list[Computed]]] = []
         for result in results:
             message = result.record[number] if number < len(result.record) else None
-            matching = next((group for first, group in groups if _same(first, message, tolerance)), None)
+            matching = next((group for first, group in groups if _are_equal(first, message, tolerance)), None)
             if matching is None:
                 groups.append((message, [result]))
             else:
@@ -87,5 +87,5 @@ def _first_difference(results: Sequence[Computed], tolerance: float) -> list[lis
     return None
 
 
-def _same(first: Message | None, second: Message | None, tolerance: float) -> bool:
+def _are_equal(first: Message | None, second: Message | None, tolerance: float) -> bool:
     return first is second if first is None or second is None else first.is_like(second, tolerance)

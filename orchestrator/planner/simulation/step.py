@@ -359,7 +359,9 @@ def _collective_delays(
 
 
 def _gradient_sum_seconds(shape: ModelShape, layout: Layout, machine: Machine) -> float:
-    """Return the seconds to add a micro-batch's gradients to the earlier ones: ADDED x trained / bandwidth.
+    """Return the seconds to add a micro-batch's gradients to the earlier ones.
+
+    seconds = GRADIENT_SUM_BYTES x trained parameters / bandwidth
 
     A GPU's profile includes this time in its fitted shares.
     """
@@ -457,7 +459,7 @@ def pipeline(
     program: Program,
     keep: bool = False,
 ) -> SimulatedStep:
-    """Simulate a pipeline's step of `micro_batches` micro-batches; with `keep` its events are kept.
+    """Simulate a pipeline's step of `micro_batches`. With `keep` its events are kept.
 
     A stage sends tokens x hidden x carried width bytes per micro-batch, divided by tp under sequence parallelism.
     """

@@ -23,7 +23,7 @@ MIN_LAYERS, ADDED_LAYERS = 4, 2
 
 @dataclass(frozen=True)
 class ShallowModels:
-    """Two shallower models; the whole model is the first plus `factor` the difference of the two."""
+    """Two shallower models; the whole model is the first plus `factor` times the difference of the two."""
 
     shallow: TransformerConfig
     deeper: TransformerConfig
@@ -112,12 +112,12 @@ def with_micro_batches(
     does not depend on the model's depth, so shallow traces measure it.
     """
     at_peak = _all_grown(trace.memory.at_peak, fewer.memory.at_peak, more_batches.memory.at_peak, factor)
-    place, a, b = (measured.memory.micro_batch for measured in (trace, fewer, more_batches))
+    last, a, b = (measured.memory.micro_batch for measured in (trace, fewer, more_batches))
     memory = dataclasses.replace(
         trace.memory,
         micro_batch=None
-        if place is None or a is None or b is None
-        else place + _extrapolated(0, b - a, factor),
+        if last is None or a is None or b is None
+        else last + _extrapolated(0, b - a, factor),
         peak=sum(at_peak.values()),
         at_peak=at_peak,
         steady=_all_grown(trace.memory.steady, fewer.memory.steady, more_batches.memory.steady, factor),

@@ -112,7 +112,7 @@ class TracedMemory:
             if not self.traces:
                 return {}, memory
             largest_needed = self.needed(formula, on_cpu)
-            predicted = {
+            predicted: dict[str, Any] = {
                 "memory_bytes": round(largest_needed),
                 "fits": fits(largest_needed, machine, on_cpu),
             }
@@ -259,7 +259,7 @@ def _trace(request: _TraceRequest) -> TracedMemory:
             draws=job.spec.workload.draws,
         )
 
-    def whole(rank: int) -> StepTrace | NotTraced:
+    def trace_rank(rank: int) -> StepTrace | NotTraced:
         counts = micro_batches_of(layout, accumulation, layout.coordinate(rank)["pp"], on_cpu)
         shallow_traces = traced(workloads[0], rank, counts)
         if isinstance(shallow_traces, NotTraced) or shallow is None:
@@ -283,7 +283,7 @@ def _trace(request: _TraceRequest) -> TracedMemory:
         spent = time.process_time() - start
         if len(results) >= END_RANKS and spent + spent / len(results) > seconds:
             break  # ranks between the ends are interpolated
-        results.append(whole(rank))
+        results.append(trace_rank(rank))
     teacher_size = round(teacher_bytes(job.spec.train.dtype, job.shape, layout, accumulation))
     results = [
         result if isinstance(result, NotTraced) else with_teacher(result, teacher_size) for result in results
@@ -339,7 +339,7 @@ def plan_with_traces(
 ) -> ConfirmedPlan:
     """Plan a job as `planned` does, and confirm by traces that its layout fits.
 
-    If a layout does not fit by its trace, the next best one is tried, within SECONDS of CPU time. If none fits,
+    If a layout does not fit by its trace, the next best one is tried, within TRACE_SECONDS of CPU time. If none fits,
     the layout that needs least is chosen if its trace fits; otherwise the first one stays.
 
     Args:

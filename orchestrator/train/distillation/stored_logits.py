@@ -140,7 +140,7 @@ class StoredLogits:
     def _compute_pass(
         self, engine: Engine, part: range, micro_batches: range, *, size: int, computed: _Part
     ) -> None:
-        """Compute the micro-batches `micro_batches` of a part, each of `size` samples.
+        """Compute `micro_batches` of a part, each of `size` samples.
 
         Rows beyond the part's last sample repeat it: other ranks need this rank's collectives.
         """
@@ -156,9 +156,9 @@ class StoredLogits:
         """Return the sum of the probabilities that are kept of a part's predicted tokens, and their number."""
         labels = self._read.collate(part, 0)[self._labels].numpy().reshape(len(part), -1)
         scaled = records.logits.astype(np.float64) / self._logits.temperature
-        kept = np.exp(scaled - records.log_sum[..., None]).sum(-1)
+        kept_mass = np.exp(scaled - records.log_sum[..., None]).sum(-1)
         is_predicted = labels != IGNORED
-        return float(kept[is_predicted].sum()), int(is_predicted.sum())
+        return float(kept_mass[is_predicted].sum()), int(is_predicted.sum())
 
 
 class _Part:
@@ -172,11 +172,11 @@ class _Part:
     def put(self, first: int, placed: PlacedTop) -> None:
         """Fill in a micro-batch that begins with sample `first`; rows beyond the last sample are left out."""
         count = max(min(len(self._tokens) - first, len(placed.top.tokens)), 0)
-        places = placed.places.cpu()
+        positions = placed.places.cpu()
         rows = slice(first, first + count)
         for stored_values, values in ((self._tokens, placed.top.tokens), (self._logits, placed.top.logits)):
-            stored_values[rows, places] = values[:count].cpu()
-        self._log_sum[rows, places] = placed.top.log_sum[:count].cpu()
+            stored_values[rows, positions] = values[:count].cpu()
+        self._log_sum[rows, positions] = placed.top.log_sum[:count].cpu()
 
     def over_ranks(self) -> TopRecords:
         """Return the values of all ranks."""

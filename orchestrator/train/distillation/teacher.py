@@ -132,12 +132,12 @@ class Teacher:
             rows = logits.unsqueeze(1) if logits.dim() == 2 else logits
             top = top_over_ranks(rows.flatten(0, 1), k, temperature, shards, self._mesh.tp)
             length = rows.shape[1] * self._mesh.cp.size
-            places = positions_of(length, self._mesh.cp, rows.device) if self._mesh.cp.size > 1 else None
+            positions = positions_of(length, self._mesh.cp, rows.device) if self._mesh.cp.size > 1 else None
             shape = rows.shape[:2]
             result.append(
                 PlacedTop(
                     Top(*(values.unflatten(0, shape) for values in top)),
-                    torch.arange(length, device=rows.device) if places is None else places,
+                    torch.arange(length, device=rows.device) if positions is None else positions,
                 )
             )
         return result if self._mesh.tp.index == 0 else []
@@ -198,6 +198,6 @@ class _OutputCollector:
         """Keep an output; the result means nothing."""
         logits = output.logits if output.sentence is None else output.sentence
         outputs: Batch = {} if logits is None else {TEACHER_LOGITS: logits}
-        outputs |= {f"{TEACHER_SHOWN}_{n:03d}": each for n, each in enumerate(output.shown or ())}
+        outputs |= {f"{TEACHER_SHOWN}_{n:03d}": hidden for n, hidden in enumerate(output.shown or ())}
         self.outputs.append(outputs)
         return torch.zeros(())

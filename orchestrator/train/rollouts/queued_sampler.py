@@ -63,7 +63,7 @@ class QueuedSampler:
         """See `AnswerSampler.answers`."""
         self._calls += 1
         call = f"{self._version}.{self._calls}"
-        results = self._made(call, self._ask(call, units, is_ahead=False))
+        results = self._collect_results(call, self._ask(call, units, is_ahead=False))
         return [_drawn(result) for result in results]
 
     def ask(self, units: Sequence[Unit]) -> None:
@@ -77,7 +77,7 @@ class QueuedSampler:
         ahead, self._ahead = self._ahead, None
         assert ahead is not None
         elapsed = time.monotonic() - ahead.asked_at
-        results = self._made(ahead.call, ahead.names)
+        results = self._collect_results(ahead.call, ahead.names)
         overlapped = [
             (result.taken, min(result.made, elapsed)) for result in results if result.taken < elapsed
         ]
@@ -93,7 +93,7 @@ class QueuedSampler:
         self._queue.ask(self._attempt, contents, is_ahead)
         return list(contents)
 
-    def _made(self, call: str, names: Sequence[str]) -> list[UnitResult]:
+    def _collect_results(self, call: str, names: Sequence[str]) -> list[UnitResult]:
         """Wait until all ranks have what they asked for in a call, and return what this rank asked for."""
         info = self._context.rank_info
         # Rollout workers may be on their way. The controller watches them, and ends this wait if none makes progress.

@@ -113,7 +113,7 @@ def location_of(piece: TensorPiece) -> PieceLocation:
 
 
 def _batches(locations: Sequence[PieceLocation]) -> Iterator[slice]:
-    """Yield stretches of the pieces with about AT_ONCE values each."""
+    """Yield stretches of the pieces with about MAX_AT_ONCE values each."""
     first = 0
     size = 0
     for number, location in enumerate(locations):

@@ -149,11 +149,11 @@ class VllmSampler:
 @contextmanager
 def _reporting(progressed: Callable[[], object], max_seconds: float) -> Iterator[None]:
     """Call `progressed` each second meanwhile, for at most so many seconds: vLLM does not tell that it goes on."""
-    done = threading.Event()
+    finished = threading.Event()
 
     def report() -> None:
         end = time.monotonic() + max_seconds
-        while not done.wait(1.0) and time.monotonic() < end:
+        while not finished.wait(1.0) and time.monotonic() < end:
             progressed()
 
     thread = threading.Thread(target=report, daemon=True)
@@ -161,7 +161,7 @@ def _reporting(progressed: Callable[[], object], max_seconds: float) -> Iterator
     try:
         yield
     finally:
-        done.set()
+        finished.set()
         thread.join()
 
 

@@ -135,8 +135,8 @@ def _read_part(replica: Replica, connections: Connections, address: str, note: d
                 raise ConnectionError(f"expected {len(target)} bytes, but received {size}")
         offset += len(target)
 
-    places = [PieceLocation(name, tuple(start), tuple(extent)) for name, start, extent in note["places"]]
-    replica.fill(places, read)
+    locations = [PieceLocation(name, tuple(start), tuple(extent)) for name, start, extent in note["places"]]
+    replica.fill(locations, read)
 
 
 def _bytes_of(values: Tensor) -> memoryview:

@@ -156,7 +156,7 @@ class RolloutQueue:
         return {}
 
     def _collect(self, names: list[str]) -> tuple[Any, ...]:
-        def found() -> dict[str, list[Any]]:
+        def ready_results() -> dict[str, list[Any]]:
             units = {name: self._units[name] for name in names}
             ready = {name: unit for name, unit in units.items() if unit.answers is not None}
             return {name: [unit.answers, unit.taken, unit.made] for name, unit in ready.items()}
@@ -165,17 +165,17 @@ class RolloutQueue:
             if not self._units.keys() >= set(names):
                 return ({"error": "replaced"},)
             self._changed.wait_for(
-                lambda: self._closed or not self._units.keys() >= set(names) or found(), POLL_SECONDS
+                lambda: self._closed or not self._units.keys() >= set(names) or ready_results(), POLL_SECONDS
             )
             if not self._units.keys() >= set(names):
                 return ({"error": "replaced"},)
-            answers = found()
+            answers = ready_results()
             for name in answers:
                 del self._units[name]
             return {}, json.dumps(answers).encode()
 
     def _meet(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Note that a rank has its answers of a call. Return whether all ranks have theirs, after LOOK seconds."""
+        """Note that a rank has its answers of a call. Return whether all ranks have theirs, within POLL_SECONDS."""
         with self._changed:
             if request["attempt"] < self._attempt:
                 return {"error": "replaced"}
@@ -331,7 +331,7 @@ class QueueClient:
             pass
 
     def take(self) -> Work | None:
-        """Return a unit of work, or None if the queue gets no unit within LOOK seconds."""
+        """Return a unit of work, or None if the queue gets no unit within POLL_SECONDS."""
         work = json.loads(self._do("take", worker=self._worker)["bytes"])
         if work is None:
             return None

@@ -77,7 +77,7 @@ def test_weights_gradients_and_state_are_those_of_the_layout() -> None:
 
 @pytest.mark.slow
 def test_moments_in_8_bits_are_held_as_such(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("orchestrator.optim.blocks.LEAST", 1000)
+    monkeypatch.setattr("orchestrator.optim.blocks.MIN_NUMBERS", 1000)
     for layout in ({}, {"tp": 2, "dp": 2, "zero": 1}):
         alone, in_8_bits = (
             traced(layout, optimizer={"name": name, "lr": 1e-3}).memory.steady["optimizer"]
