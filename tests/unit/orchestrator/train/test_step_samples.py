@@ -54,8 +54,8 @@ def test_no_answers_are_generated_ahead_across_skipped_samples(known: int, toget
 
 def test_a_skip_within_the_next_rollout_is_one_before_it_and_a_skip_within_this_one_is_none() -> None:
     of = TrainingProgress(skips=(Skip(7, start=6 * SIZE, count=2 * SIZE),))
-    assert starts(0, of, steps_per_rollout=4) == [0, 4, 8, 12]
-    assert starts(4, of, steps_per_rollout=4, steps=16) == [16, 20, 32, 36, 40, 44, 48, 52]
+    assert starts(0, of, together=4) == [0, 4, 8, 12]
+    assert starts(4, of, together=4, steps=16) == [16, 20, 32, 36, 40, 44, 48, 52]
 
 
 @pytest.mark.parametrize(("samples", "ahead"), [(32, 0), (35, 0), (36, 1), (100, 1)])
