@@ -81,7 +81,7 @@ def test_a_file_that_is_no_profile_is_refused(tmp_path: Path, text: str) -> None
 
 
 def test_an_unknown_name_is_refused_with_those_that_there_are() -> None:
-    with pytest.raises(InputError, match=r"no device is known by the name z9.*a100-80.*h100"):
+    with pytest.raises(InputError, match=r"no device has the name z9.*a100-80.*h100"):
         load("z9")
 
 
