@@ -140,6 +140,8 @@ def test_the_reward_rises_and_the_rows_say_what_happened(quiet: Path) -> None:
         assert 0 <= row["without_signal"] <= 1
         assert row["sampler_difference"] < 1e-5
         assert row["generate_seconds"] > 0
+        generated = 16 * row["answer_tokens"] / row["generate_seconds"]
+        assert row["generated_tokens_per_second"] == pytest.approx(generated, rel=1e-3)
         assert row["reward_seconds"] > 0
     held = [row["sets"]["validation"] for row in rows(quiet, "evals.jsonl")]
     assert len(held) == 3
@@ -453,6 +455,7 @@ def test_stale_answers_come_from_the_weights_before_the_rollout_before(
     assert [line["version"] for line in read_kept(str(quiet), 4)[1]] == [3] * 16
     # Only there the weights of training are those of generation.
     assert ["sampler_difference" in row for row in found] == [True] + [False] * (STEPS - 1)
+    assert all(row["generated_tokens_per_second"] > 0 for row in found)
     assert found[-1]["reward"] > found[0]["reward"] + 0.1
 
 

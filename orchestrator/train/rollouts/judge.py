@@ -60,7 +60,7 @@ class Judge:
             progressed: called after each reward of an answer, and after each unit of a reward model.
 
         Raises:
-            InputError: if a reward fails whose `on_error` is stop.
+            InputError: if a reward fails whose `on_error` is stop, or a sum of rewards is too large.
         """
         answers: list[Answer] = []
         for prompt, drawn in prompts_with_answers:
@@ -78,14 +78,13 @@ class Judge:
                 for k, answer_drawn in enumerate(drawn)
             ]
         rewards = self._scorer.score(answers, progressed)
-        for line in [*map(str, self._scorer.failures), *self._scorer.notes]:
-            print(f"reward: {line}", file=sys.stderr)  # goes to the rank's log
-        self._scorer.notes.clear()
-        for name, model in self.models.items():
+        for number, name in enumerate(reward.title for reward in self.rewards):
+            if name not in self.models:
+                continue
             values: list[float] = []
             for first in range(0, len(prompts_with_answers), self.together):
                 unit = prompts_with_answers[first : first + self.together]
-                values += model.score(
+                values += self.models[name].score(
                     [
                         [*prompt.tokens, *answer_drawn.tokens]
                         for prompt, drawn in unit
@@ -93,8 +92,11 @@ class Judge:
                     ]
                 )
                 progressed()
-            for answer_rewards, value in zip(rewards, values, strict=True):
-                answer_rewards[name] = value
+            for answer, answer_rewards, value in zip(answers, rewards, values, strict=True):
+                answer_rewards[name] = self._scorer.of_model(number, answer, value)
+        for line in [*map(str, self._scorer.failures), *self._scorer.notes]:
+            print(f"reward: {line}", file=sys.stderr)  # goes to the rank's log
+        self._scorer.notes.clear()
         totals = weighted(self.rewards, rewards)
         scored = (
             Scored(answer_drawn, answer.text, answer_rewards, total)

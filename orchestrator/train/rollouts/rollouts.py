@@ -29,7 +29,7 @@ from orchestrator.train.rollouts.ahead import Ahead, NextRollout, Pending
 from orchestrator.train.rollouts.config import RolloutSpec
 from orchestrator.train.rollouts.judge import Judge
 from orchestrator.train.rollouts.kept import KeptRollouts
-from orchestrator.train.rollouts.made import Rollout, Scored, Seconds
+from orchestrator.train.rollouts.made import Rollout, Scored, Seconds, rate
 from orchestrator.train.rollouts.passes import PassSpec
 from orchestrator.train.rollouts.prompts import Prompt, prompts_at, prompts_of_set
 from orchestrator.train.rollouts.rows import Rows
@@ -83,6 +83,8 @@ class Rollouts:
         info = self.context.rank_info
         self._division = Division(self.spec.together, self.spec.group, info.rank, self.layout.world)
         self._pending: Pending | None = None
+        self._asking = 0.0
+        """Seconds of asking for the next rollout. Without rollout workers this rank then generates its answers."""
         self.next = NextRollout(
             self.prompts_ahead, self.spec.group, self.spec.max_tokens, is_writer=info.rank == 0
         )
@@ -195,12 +197,14 @@ class Rollouts:
         own_share = self._division.share(pending.steps, generated.answers)
         all_shares = gather_json([generated.overlapped, own_share])
         self.context.progressed()
-        self.seconds.generate += time.perf_counter() - started
+        waited = time.perf_counter() - started
+        self.seconds.generate += waited
         self.next.ready = Ahead.of(pending, [share for _, share in all_shares])
         overlapped = covered((begin, end) for spans, _ in all_shares for begin, end in spans)
         return {
             "generate_seconds": round(self.seconds.generate, 6),
             "overlapped_seconds": round(overlapped, 6),
+            **rate(self.next.ready.answers, self._asking + waited + overlapped),
         }
 
     def _make(self, engine: Engine, step: int, prompts: Sequence[list[Prompt]]) -> list[Rollout]:
@@ -216,6 +220,12 @@ class Rollouts:
         if ready is None:
             numbers = map(self._division.numbers, current)
             answers = list(map(self.answers, steps, current, numbers))
+        drawn = (
+            [answer.drawn for answer in prompt_answers]
+            for step_answers in answers
+            for prompt_answers in step_answers
+        )
+        speed = rate(drawn, self.seconds.generate)
         if next_prompts:
             self._ask(step, next_prompts)
         if ready is not None:  # scored while rollout workers generate
@@ -237,7 +247,7 @@ class Rollouts:
             "generate_seconds": round(self.seconds.generate, 6),
             "reward_seconds": round(self.seconds.reward, 6),
         }
-        rollouts[0].metrics.update(seconds)
+        rollouts[0].metrics.update(seconds | speed)
         return rollouts
 
     def _ask(self, step: int, prompts: Sequence[list[Prompt]]) -> None:
@@ -245,7 +255,8 @@ class Rollouts:
         started = time.perf_counter()
         self.sampler.ask(self._division.ahead(prompts))
         self.context.progressed()
-        self.seconds.generate += time.perf_counter() - started
+        self._asking = time.perf_counter() - started
+        self.seconds.generate += self._asking
         self._pending = Pending.of(step, prompts)
 
     def _step_rollout(
