@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from orchestrator.launch.init_checks import check_rows
-from orchestrator.models.base import check_base_to_come, check_own_base_to_come
+from orchestrator.models.base import check_future_base, check_future_own_base
 from orchestrator.models.base_text import text_notes, text_of_workload
 from orchestrator.resolve.resolved_job import ResolvedJob
 from orchestrator.resolve.training_inputs import load_workload, vocabulary_before_data
@@ -31,7 +31,7 @@ def check_to_come(base: ResolvedJob, job: ResolvedJob, where: str) -> None:
     ]
     theirs, ours = loaded
     if theirs.config.divided_by == ours.config.divided_by == "declaration":
-        check_own_base_to_come(replace(theirs, adapter=None), replace(ours, adapter=None), where)
+        check_future_own_base(replace(theirs, adapter=None), replace(ours, adapter=None), where)
         return
     for each, workload in ((base, theirs), (job, ours)):
         if workload.config.as_transformer is None:
@@ -45,7 +45,7 @@ def check_to_come(base: ResolvedJob, job: ResolvedJob, where: str) -> None:
     merged = base.spec.model_copy(
         update={"workload": base.spec.workload.model_copy(update={"adapter": None})}
     )
-    check_base_to_come(
+    check_future_base(
         merged.workload,
         merged.data.labels,
         plain[0],

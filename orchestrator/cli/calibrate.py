@@ -38,11 +38,11 @@ def calibrate(
     as_json: Json = False,
 ) -> None:
     """Measure this machine in about a minute, so that plans for its CPUs are right."""
-    from orchestrator.planner.device import TURN
-    from orchestrator.planner.device_profile import check_stores, store, stored_at
+    from orchestrator.planner.device import TIME_SLICE
+    from orchestrator.planner.device_profile import calibrated_path, check_stores, store
     from orchestrator.verify.calibrate import calibrate as measure
 
-    path = to or stored_at()
+    path = to or calibrated_path()
     if path is None:
         raise InputError("this user has no home folder to store it in", "HOME", "name a file with --to")
     if from_run is not None or undo:
@@ -61,7 +61,7 @@ def calibrate(
         ["memory", f"{profile.memory_bandwidth.value / 1e9:.1f} GB/s"],
         ["an operation's launch", f"{profile.launch.value * 1e6:.0f} us"],
         ["a collective's beginning and end", f"{profile.collective.value * 1e6:.0f} us"],
-        ["more behind computation", f"{profile.waking.value:.0%} of it, up to {TURN * 1e3:.0f} ms"],
+        ["more behind computation", f"{profile.waking.value:.0%} of it, up to {TIME_SLICE * 1e3:.0f} ms"],
         ["a message's, between stages", f"{message.value * 1e6:.0f} us"],
         ["latency between processes", f"{profile.inside.latency * 1e6:.0f} us"],
         ["bytes between processes", f"{profile.inside.bandwidth / 1e9:.2f} GB/s"],

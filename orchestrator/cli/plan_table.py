@@ -151,7 +151,7 @@ def show_memory(plan: Plan, traced: TracedMemory, on_cpu: bool) -> None:
         if largest is None:
             print(f"A worker needs {size(traced.needed(plan.chosen.memory, on_cpu))} at least.")
         print(f"That is more than {size(offered(plan.machine, on_cpu))} that a worker offers.")
-    for line in sorted({line for trace in traced.traces for line in trace.assumed}):
+    for line in sorted({line for trace in traced.traces for line in trace.assumptions}):
         print(f"Assumed: {line}.")
 
 
@@ -164,7 +164,7 @@ def show_rollouts(plan: RolloutPlan | None) -> None:
         return
     rows = [
         [
-            "chosen" if split is plan.asked else "",
+            "chosen" if split is plan.requested else "",
             str(split.generating or "the ranks"),
             str(split.layout),
             duration(split.time.generate),
@@ -174,16 +174,16 @@ def show_rollouts(plan: RolloutPlan | None) -> None:
         for split in plan.splits
     ]
     table("Workers of rollouts", ["", "generate", "train", "generation", "training", "step"], rows)
-    time = plan.asked.time
+    time = plan.requested.time
     overlap = ", beside training" if time.overlaps else ""
     print(
         f"A rollout: transfer {duration(time.transfer)}, generate {duration(time.generate)}{overlap}, reward "
         f"{duration(time.reward)} by rules; for prompts and answers of the longest length."
     )
     best = plan.splits[0]
-    if best is not plan.asked and best.time.seconds * (1.0 + TIE) < plan.asked.time.seconds:
+    if best is not plan.requested and best.time.seconds * (1.0 + TIE) < plan.requested.time.seconds:
         setting = f"with {best.generating} rollout workers" if best.generating else "without rollout workers"
-        fewer = plan.asked.layout.world + plan.asked.generating - best.layout.world - best.generating
+        fewer = plan.requested.layout.world + plan.requested.generating - best.layout.world - best.generating
         number = f"{fewer} fewer workers are" if fewer > 0 else "the same number of workers is"
         print(
             f"By these predictions {number} faster {setting}, {duration(best.time.seconds)} per step: "

@@ -38,7 +38,7 @@ def smoke_of(spec: JobSpec) -> JobSpec:
     from orchestrator.launch.worker import local_worker
     from orchestrator.planner.demand import demand_of
     from orchestrator.planner.planner import planned
-    from orchestrator.planner.trace.layout_memory import confirmed
+    from orchestrator.planner.trace.layout_memory import plan_with_traces
     from orchestrator.resolve.precision import in_chosen_precision
     from orchestrator.resolve.resolved_job import resolve
 
@@ -59,7 +59,7 @@ def smoke_of(spec: JobSpec) -> JobSpec:
     machine = local_worker(spec.shared_resources, spec.train.dtype)
     verdicts: Mapping[Layout, Verdict] = {}
     with suppress(InputError):
-        verdicts = confirmed(resolved, workers, machine).verdicts
+        verdicts = plan_with_traces(resolved, workers, machine).verdicts
     wanted = layout_of(demand_of(spec))
     return small(spec, lambda job: layout_of(demand_of(job)) == wanted)
 

@@ -272,7 +272,7 @@ class BackgroundEvaluation:
         # Faults are injected in the first try only, as in the first attempt of a run.
         faults = () if commit.step in self._tried else self._faults
         self._tried.add(commit.step)
-        return Task.of_evaluation(
+        return Task.for_evaluation(
             self._job,
             commit.micro_batch,
             run=self._run.uri,

@@ -346,7 +346,7 @@ class Spending:
         hours, usd = self.spent
         spent = {"hours": hours, "cost_usd": usd}
         ceilings = {"hours": limits.hours, "cost_usd": limits.cost_usd}
-        return prices.near(ceilings, spent, self._history.ceilings)
+        return prices.nearly_reached(ceilings, spent, self._history.ceilings)
 
     def _spent_in(
         self, events: Sequence[Row], recent: Sequence[Row], now: float | None

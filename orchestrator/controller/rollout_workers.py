@@ -24,7 +24,7 @@ from orchestrator.controller.rollout_changes import RolloutChanges
 from orchestrator.controller.state import Phase
 from orchestrator.observe.rank_log import output_of_rollouts
 from orchestrator.train.rollouts.work_queue import RolloutQueue, worker_name
-from orchestrator.train.task import ENTRY, WEIGHT_SERVER, RolloutPlace, Task
+from orchestrator.train.task import ENTRY, WEIGHT_SERVER, RolloutAddress, Task
 
 LONGEST_STEP = 10.0
 """Stands for the least of a gang's longest step, in seconds, where it is judged whether a worker is silent or hangs."""
@@ -109,12 +109,14 @@ class RolloutWorkers:
         if self._queue is None:
             return {}
         self._start_servers()
-        rollout_place = RolloutPlace(self._queue.address, self._queue.token, weights_token=self._queue.token)
-        return {"rollouts": dataclasses.asdict(rollout_place)}
+        rollout_address = RolloutAddress(
+            self._queue.address, self._queue.token, weights_token=self._queue.token
+        )
+        return {"rollouts": dataclasses.asdict(rollout_address)}
 
     def begin(self, task: Task) -> None:
         """Note the task of a gang that has just been started. Workers of earlier attempts work for it, too."""
-        self._task = task.of_rollout_worker()
+        self._task = task.for_rollout_worker()
         self.forget(task.attempt)
 
     def forget(self, before: int) -> None:

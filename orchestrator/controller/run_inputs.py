@@ -19,7 +19,7 @@ from orchestrator.controller.state import State
 from orchestrator.models.base import NO_BASE, Base, base_json, same_base
 from orchestrator.models.continued import continuation_of
 from orchestrator.models.kept_config import config_json, kept_config
-from orchestrator.models.pinned_base import bases_of, not_held, pinned_teacher
+from orchestrator.models.pinned_base import bases_of, pinned_teacher, unpinned_notes
 from orchestrator.planner.demand import demand_of
 from orchestrator.planner.planner import Planner
 from orchestrator.resolve.prepared_data import PreparedData, has_all_files, keep_excerpt, prepared
@@ -143,7 +143,7 @@ class RunInputs:
                 workload=job.workload,
                 reads_base=job.reads_base,
                 needs_base=job.needs_base,
-                begun=history.base,
+                recorded=history.base,
                 commit=commit,
                 run=self._run,
             )
@@ -158,7 +158,7 @@ class RunInputs:
             lambda: self._cluster.call(shape_over, job, self.data, beginning, folder_config)
         )
         self._folder_config = shape_found.folder_config
-        notes = [*shape_found.notes, *self._stored(lambda: not_held(to_read, self._teacher, self._run))]
+        notes = [*shape_found.notes, *self._stored(lambda: unpinned_notes(to_read, self._teacher, self._run))]
         self.shards = history.commits.same_shards(shape_found.shards, self.data.uri)
         self.planner, machine_notes = planner_on(
             self._cluster,

@@ -10,7 +10,7 @@ from orchestrator.checkpoint.config import CheckpointSpec
 from orchestrator.checkpoint.snapshot_server import LIMIT
 from orchestrator.optim.config import OptimizerSpec
 from orchestrator.parallel.layout import ModelShape
-from orchestrator.planner.host_memory import HELD, state_bytes
+from orchestrator.planner.host_memory import SERVER_COPIES, state_bytes
 from orchestrator.train.task import SNAPSHOT_SERVER
 
 
@@ -47,7 +47,7 @@ class SnapshotServers:
         servers = self._services.ensure_running(min_nodes=2 if may_do_without else 1)
         servers = [server for server in servers if server["node"] not in lost]
         state = state_bytes(self._optimizer, self._ema, shape, pruned=self._pruned)
-        fits = HELD * state <= LIMIT * len(servers)
+        fits = SERVER_COPIES * state <= LIMIT * len(servers)
         if may_do_without and not fits:
             return []
         self._in_use |= bool(servers)

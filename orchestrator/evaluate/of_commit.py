@@ -35,7 +35,7 @@ def evaluate_commit(
         trained = spec.checkpoint.model_copy(update={"average": None})
         spec = spec.model_copy(update={"checkpoint": trained})
     size = Layout.from_json(commit.meta["layout"]).micro_batch
-    task = Task.of_evaluation(
+    task = Task.for_evaluation(
         spec.model_dump(mode="json"), size, restore=commit.step, sets=dict(sets), **inputs
     )
     return row_of(spec.resources.per_worker, task)

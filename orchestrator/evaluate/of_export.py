@@ -259,7 +259,7 @@ def evaluate_export(
     size = min(micro_batch or global_batch, global_batch)
     with tempfile.TemporaryDirectory(prefix="evaluation-") as folder:
         run = RunDir(folder).uri
-        task = Task.of_evaluation(job, size, run=run, data=data.uri, restore=None, sets=data.sets)
+        task = Task.for_evaluation(job, size, run=run, data=data.uri, restore=None, sets=data.sets)
         return {**row_of(worker, task), "step": step}
 
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Subject:
-    """The model to evaluate: its weights, its transformers tokenizer, its step, and the facts of `facts_of` about
+    """The model to evaluate: its weights, its transformers tokenizer, its step, and the facts of `average_fields` about
     the weights.
     """
 
@@ -44,7 +44,7 @@ def subject_of_commit(
     from orchestrator.data.encoding.auto_tokenizer import FILE
     from orchestrator.data.encoding.framing import unframed
     from orchestrator.export.tokenizer import write_tokenizer
-    from orchestrator.models.averaged import facts_of
+    from orchestrator.models.averaged import average_fields
     from orchestrator.resolve.commit_model import model_of_run
     from orchestrator.resolve.prepared_data import EARLIER
     from orchestrator.resolve.resolved_job import is_framed
@@ -58,7 +58,9 @@ def subject_of_commit(
         tokenizer = Tokenizer.from_file(str(Path(folder, FILE)))
         if loaded.tokens.manifest.format <= EARLIER and is_framed(loaded.spec.data, loaded.spec.workload):
             tokenizer = unframed(tokenizer)
-        return Subject(workload, model, _for_lm_eval(tokenizer), loaded.commit.step, facts_of(loaded.reader))
+        return Subject(
+            workload, model, _for_lm_eval(tokenizer), loaded.commit.step, average_fields(loaded.reader)
+        )
 
 
 def subject_of_export(

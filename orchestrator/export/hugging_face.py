@@ -64,7 +64,7 @@ def export(
         raw: do not average the weights, even if the job has an average.
         form: the format; None for the job's. An own model has a separate format.
 
-    Returns {"uri", "step", "logits_difference", "sample"} and the facts of `facts_of` about the weights. The
+    Returns {"uri", "step", "logits_difference", "sample"} and the facts of `average_fields` about the weights. The
     difference is None without anything to compare with; `sample` is generated text, None if the model generates none.
     "quantized" and "versions" describe a quantised export, see `orchestrator.export.quantised`.
     "rounding" is the effect of rounded numbers on its outputs, if the format has such. "tokenizer_class" is the class
@@ -75,7 +75,7 @@ def export(
     from orchestrator.checkpoint.evaluations import metrics_of
     from orchestrator.checkpoint.pins import holding
     from orchestrator.export.model_card import NAME, model_card
-    from orchestrator.models.averaged import facts_of
+    from orchestrator.models.averaged import average_fields
     from orchestrator.resolve.commit_model import model_of_run
 
     check_target(target)
@@ -83,7 +83,7 @@ def export(
     spec = loaded.spec
     tokens = loaded.tokens
     commit = loaded.commit
-    weights = facts_of(loaded.reader)
+    weights = average_fields(loaded.reader)
     step = commit.step
     is_own = is_object_reference(spec.workload.model)
     write_plain = partial(

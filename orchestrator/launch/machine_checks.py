@@ -13,7 +13,7 @@ from orchestrator.config.resources import ResourceSpec, Workers
 from orchestrator.launch.worker import local_worker
 from orchestrator.planner.demand import demand_of
 from orchestrator.planner.device import Machine
-from orchestrator.planner.host_memory import FORCED, state_bytes
+from orchestrator.planner.host_memory import MUST_FIT_HINT, state_bytes
 from orchestrator.planner.rollouts import check_rollout_workers
 from orchestrator.resolve.resolved_job import ResolvedJob
 from orchestrator.storage.run_directory import RunDir
@@ -35,7 +35,7 @@ def check_space(resources: ResourceSpec, needed: float, uri: str) -> None:
         problem = (
             f"a commit of this run takes {needed / 1e6:,.1f} MB, and its disk has {free / 1e6:,.1f} MB free"
         )
-        raise InputError(problem, f"--run-dir {uri}", f"free some, or give another folder; {FORCED}")
+        raise InputError(problem, f"--run-dir {uri}", f"free some, or give another folder; {MUST_FIT_HINT}")
 
 
 def check_room(job: ResolvedJob, run_dir: RunDir, address: str | None, resumes: bool = False) -> None:

@@ -20,9 +20,9 @@ from orchestrator.planner.choose_layout import Plan, Verdict
 from orchestrator.planner.choose_precision import Choice
 from orchestrator.planner.device import Machine
 from orchestrator.planner.feed import feed
-from orchestrator.planner.machines import on_paper, worker_on_paper
+from orchestrator.planner.machines import resources_on_device, worker_on_device
 from orchestrator.planner.splits import RolloutPlan, plan_rollouts
-from orchestrator.planner.trace.layout_memory import TracedMemory, confirmed
+from orchestrator.planner.trace.layout_memory import TracedMemory, plan_with_traces
 from orchestrator.resolve.precision import as_its_run, choice_of, in_chosen_precision
 from orchestrator.resolve.resolved_job import ResolvedJob
 from orchestrator.storage.run_directory import RunDir
@@ -40,7 +40,7 @@ class PlannedJob:
         plan: the plan.
         traced: the memory of the chosen layout by its trace.
         choice: why the precision was chosen; None for a job that names it.
-        verdicts: the results of traces of layouts, see `confirmed`.
+        verdicts: the results of traces of layouts, see `plan_with_traces`.
         assumed: a line for each assumption about things that do not exist here.
         refused: why `run` would refuse the job in its run directory, empty if it would not.
     """
@@ -70,7 +70,7 @@ class PlannedJob:
     @property
     def step_seconds(self) -> float:
         """Predicted seconds of a step, with its share of a rollout."""
-        return self.rollouts.asked.time.seconds if self.rollouts else self.plan.chosen.seconds
+        return self.rollouts.requested.time.seconds if self.rollouts else self.plan.chosen.seconds
 
     def to_json(self) -> dict[str, Any]:
         """Return the plan as plain data."""
@@ -82,7 +82,7 @@ class PlannedJob:
         document = self.traced.plan_json(self.plan, self.on_cpu)
         if rollouts := self.rollouts:
             more["rollout"] = rollouts.to_json()
-            document["predicted"] |= rollouts.predicted_with(self.plan)
+            document["predicted"] |= rollouts.with_rollout_time(self.plan)
         if self.choice:
             more["precision"] = self.choice.to_json()
         return document | more
@@ -99,12 +99,12 @@ def planned_on_paper(spec: JobSpec, device: str, trace: bool = True) -> PlannedJ
     Raises:
         InputError: the job is wrong, or the device is unknown.
     """
-    job, assumed = check_on_paper(spec.with_parts(resources=on_paper(spec.resources, device)))
-    job = in_chosen_precision(job, partial(worker_on_paper, device=device))
+    job, assumed = check_on_paper(spec.with_parts(resources=resources_on_device(spec.resources, device)))
+    job = in_chosen_precision(job, partial(worker_on_device, device=device))
     chosen_plan = _planned(
         spec.train,
         job,
-        worker_on_paper(job.spec.resources, job.spec.train.dtype, device),
+        worker_on_device(job.spec.resources, job.spec.train.dtype, device),
         job.spec.searches_layout,
         trace,
     )
@@ -164,7 +164,7 @@ def planned_of(
 def with_trace(by_formula: PlannedJob) -> PlannedJob:
     """Trace the memory of a job that was planned without a trace. Raises InputError if no layout fits."""
     job = by_formula.job
-    sure = confirmed(
+    sure = plan_with_traces(
         job,
         job.spec.resources.workers.max,
         by_formula.machine,
@@ -178,7 +178,7 @@ def with_trace(by_formula: PlannedJob) -> PlannedJob:
 
 def _planned(train: TrainSpec, job: ResolvedJob, machine: Machine, must_fit: bool, trace: bool) -> PlannedJob:
     workers = job.spec.resources.workers.max
-    sure = confirmed(job, workers, machine, must_fit, always=True, trace=trace)
+    sure = plan_with_traces(job, workers, machine, must_fit, always=True, trace=trace)
     assert sure.traced is not None
     return PlannedJob(
         job,

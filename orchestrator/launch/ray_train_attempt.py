@@ -19,7 +19,7 @@ from orchestrator.models.kept_config import config_json, kept_config
 from orchestrator.models.pinned_base import bases_of, pinned_teacher
 from orchestrator.planner.demand import demand_of
 from orchestrator.planner.machines import machine_for
-from orchestrator.planner.planner import Planner, on_workers
+from orchestrator.planner.planner import Planner, with_worker_range
 from orchestrator.resolve.prepared_data import PreparedData
 from orchestrator.resolve.training_inputs import resolve_over
 from orchestrator.storage.row_types import EventFields
@@ -49,7 +49,7 @@ def begin_attempt(config: dict[str, Any], run: RunDir, history: RunHistory, worl
         workload=spec.workload,
         reads_base=spec.reads_base,
         needs_base=spec.needs_base,
-        begun=history.base,
+        recorded=history.base,
         commit=first_commit,
         run=run,
     )
@@ -59,7 +59,7 @@ def begin_attempt(config: dict[str, Any], run: RunDir, history: RunHistory, worl
     machine = machine_for(smallest_offer(bundle, world), bundle, spec.train.dtype)
     confirm = partial(verdicts_before, dump(spec), machine, lambda: False)
     planner = Planner(
-        demand_of(spec.with_parts(resources=on_workers(spec.resources, world, world))),
+        demand_of(spec.with_parts(resources=with_worker_range(spec.resources, world, world))),
         job.shape,
         machine,
         confirm=confirm,

@@ -14,7 +14,7 @@ from orchestrator.config.resources import ResourceSpec
 from orchestrator.launch.submission import on_cluster
 from orchestrator.planner.choose_precision import MachineOf
 from orchestrator.planner.device import Machine
-from orchestrator.planner.device_profile import of_accelerator
+from orchestrator.planner.device_profile import profile_of_accelerator
 from orchestrator.planner.machines import machine_for
 from orchestrator.train.config import Precision
 
@@ -44,7 +44,7 @@ def worker_named(resources: ResourceSpec) -> MachineOf | None:
     """
     worker = resources.per_worker
     name = worker.labels.get(ACCELERATOR, "")
-    if not worker.gpu or of_accelerator(name) is None:
+    if not worker.gpu or profile_of_accelerator(name) is None:
         return None
     return lambda _, precision: machine_for(Offer(math.inf, name), worker.bundle, precision)
 

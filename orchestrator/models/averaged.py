@@ -30,8 +30,8 @@ class AveragedReader(Reader):
     def __init__(self, store: Store, commit: CommitManifest, commits: Sequence[CommitManifest] = ()) -> None:
         """Read the mean over `commits`, or the moving averages of `commit` if `commits` is empty."""
         super().__init__(store.backend, store.retry, commit_folder(commit.step), commit)
-        self._readers = [store.reader(one) for one in commits]
-        self.steps = sorted(one.step for one in commits)
+        self._readers = [store.reader(averaged) for averaged in commits]
+        self.steps = sorted(averaged.step for averaged in commits)
 
     def read(
         self, name: str, start: tuple[int, ...] | None = None, shape: tuple[int, ...] | None = None
@@ -54,7 +54,7 @@ class AveragedReader(Reader):
 def weights_of(store: Store, commit: CommitManifest, checkpoint: CheckpointSpec, raw: bool = False) -> Reader:
     """Return a reader of the weights that the job evaluates and exports.
 
-    With `checkpoint.average.last` the mean is over those of the wanted commits that still exist, see `facts_of`.
+    With `checkpoint.average.last` the mean is over those of the wanted commits that still exist, see `average_fields`.
 
     Args:
         store: the commits of the run.
@@ -71,7 +71,7 @@ def weights_of(store: Store, commit: CommitManifest, checkpoint: CheckpointSpec,
     return AveragedReader(store, commit) if has_averages else store.reader(commit)
 
 
-def facts_of(reader: Reader) -> dict[str, Any]:
+def average_fields(reader: Reader) -> dict[str, Any]:
     """Return the fields of rows and exports that describe averaged weights; empty for the weights of training."""
     if not isinstance(reader, AveragedReader):
         return {}
@@ -80,11 +80,11 @@ def facts_of(reader: Reader) -> dict[str, Any]:
 
 def _earlier(store: Store, step: int, checkpoint: CheckpointSpec) -> list[CommitManifest]:
     """The sound commits before `step` that belong to its mean."""
-    wanted = regular_before(step, checkpoint.every, checkpoint.averaged)
+    steps_of_mean = regular_before(step, checkpoint.every, checkpoint.averaged)
     commits = []
-    for earlier in sorted(set(wanted) & set(store.steps())):
+    for earlier_step in sorted(set(steps_of_mean) & set(store.steps())):
         try:
-            commits.append(store.manifest(earlier))
+            commits.append(store.manifest(earlier_step))
         except CorruptCommit:
             continue
     return commits

@@ -15,7 +15,7 @@ from orchestrator.checkpoint.shard import digest
 from orchestrator.config.errors import InputError
 from orchestrator.config.workload import ShrinkSpec, WorkloadSpec
 from orchestrator.data.prepared import EXCERPT
-from orchestrator.models.commit_weights import CommitWeights, TheirTensors, of_their_class
+from orchestrator.models.commit_weights import CommitWeights, TransformersTensors, has_transformers_weights
 from orchestrator.models.named_commit import commit_at, split_tag
 from orchestrator.storage.retry import Retry
 from orchestrator.storage.run_directory import RunDir
@@ -45,14 +45,14 @@ if TYPE_CHECKING:
 
 INIT = "workload.init_from"
 MODEL = "workload.model"
-PLACES = "give a run directory, or an export's folder"
-BACK = "restore them, or set their new path in the run's job.yaml"
-PUT_BACK = "restore the original weights, or start a new run"
+INIT_HINT = "give a run directory, or an export's folder"
+RESTORE_OR_MOVE = "restore them, or set their new path in the run's job.yaml"
+RESTORE_OR_START = "restore the original weights, or start a new run"
 
-DEPTH = ("layers", "decoder_layers")
-FREE = ("vocab_size", "max_positions", "pooler")
+DEPTH_KEYS = ("layers", "decoder_layers")
+FREE_KEYS = ("vocab_size", "max_positions", "pooler")
 """Keys in which a base and a run may differ, as long as the shapes of the weights match."""
-BLOCK = 2**24
+READ_SIZE = 2**24
 
 
 @dataclass(frozen=True)
@@ -76,38 +76,42 @@ def base_json(base: Base | None) -> dict[str, Any] | None:
     return asdict(base) if base else None
 
 
-def base_of(workload: WorkloadSpec, needs_base: bool, begun: Mapping[str, Any], settled: bool) -> Base | None:
+def base_of(
+    workload: WorkloadSpec, needs_base: bool, recorded: Mapping[str, Any], settled: bool
+) -> Base | None:
     """Return the job's initial weights; None if it starts from random weights.
 
     Args:
         workload: the job's model.
         needs_base: whether the run needs the weights that it began with at every start.
-        begun: the base that the run started from, as JSON; empty for a new run.
+        recorded: the base that the run started from, as JSON; empty for a new run.
         settled: whether the run no longer needs it, because a commit has all weights.
 
     Raises InputError if the weights are missing or have changed.
     """
     where = INIT if workload.init_from else MODEL
-    gone = InputError("the weights that the run began with are gone", f"{where} {begun.get('uri')}", BACK)
+    missing = InputError(
+        "the weights that the run began with are gone", f"{where} {recorded.get('uri')}", RESTORE_OR_MOVE
+    )
     try:
-        named = named_base(workload, begun.get("step"))
+        current = named_base(workload, recorded.get("step"))
     except (InputError, WorkloadError) as error:
-        if begun and settled and not needs_base:
-            return Base(**begun)
-        if begun:
-            raise gone from None
+        if recorded and settled and not needs_base:
+            return Base(**recorded)
+        if recorded:
+            raise missing from None
         raise error if isinstance(error, InputError) else InputError(str(error), where) from None
-    if begun and named is None:
+    if recorded and current is None:
         if settled and not needs_base:
-            return Base(**begun)
-        raise gone
-    if begun and named is not None and named.digest != begun["digest"]:
-        settled_before = settled and not needs_base and named.step is None
-        if settled_before and _digest_of(named.uri, stale_too=True) == begun["digest"]:
-            return named
+            return Base(**recorded)
+        raise missing
+    if recorded and current is not None and current.digest != recorded["digest"]:
+        settled_before = settled and not needs_base and current.step is None
+        if settled_before and _digest_of(current.uri, stale_too=True) == recorded["digest"]:
+            return current
         problem = "the weights that the run started from have changed"
-        raise InputError(problem, f"{where} {begun['uri']}", PUT_BACK)
-    return named
+        raise InputError(problem, f"{where} {recorded['uri']}", RESTORE_OR_START)
+    return current
 
 
 def base_of_commit(workload: WorkloadSpec, reads_base: bool, commit: CommitManifest) -> Base | None:
@@ -151,8 +155,8 @@ def named_base(workload: WorkloadSpec, step: int | None) -> Base | None:
     from workloads.hf.files.weight_files import has_weights, weights_of_model
 
     if init_from is None:
-        named = weights_of_model(workload.model)
-        return Base(named, None, _digest_of(named)) if named is not None else None
+        model_folder = weights_of_model(workload.model)
+        return Base(model_folder, None, _digest_of(model_folder)) if model_folder is not None else None
     uri, tag = split_tag(init_from)
     folder = root(uri)
     if is_local(uri) and not (folder / "config.json").exists() and (folder / METADATA).exists():
@@ -167,7 +171,7 @@ def named_base(workload: WorkloadSpec, step: int | None) -> Base | None:
             )
         return Base(str(folder), None, _digest_of(str(folder)))
     manifest = commit_at(
-        uri, tag if step is None else step, INIT, "has no commit, and is not an export", PLACES
+        uri, tag if step is None else step, INIT, "has no commit, and is not an export", INIT_HINT
     )
     return Base(uri, manifest.step, digest(manifest.to_bytes()))
 
@@ -180,10 +184,10 @@ def _digest_of(folder: str, stale_too: bool = False) -> str:
     from workloads.hf.files.weight_files import stale_in
 
     names = ("config.json", "model.safetensors.index.json", ".metadata")
-    kinds = (".safetensors", ".distcp")
-    paths = [p for p in sorted(Path(folder).rglob("*")) if p.suffix in kinds or p.name in names]
+    suffixes = (".safetensors", ".distcp")
+    paths = [p for p in sorted(Path(folder).rglob("*")) if p.suffix in suffixes or p.name in names]
     if not stale_too:
-        stale = {path for place in {p.parent for p in paths} for path in stale_in(place)}
+        stale = {path for parent in {p.parent for p in paths} for path in stale_in(parent)}
         paths = [path for path in paths if path not in stale]
     stats = [(p.stat(), str(p.relative_to(folder))) for p in paths]
     return _digest_of_files(folder, tuple((name, s.st_size, s.st_mtime_ns, s.st_ino) for s, name in stats))
@@ -197,24 +201,30 @@ def _digest_of_files(folder: str, files: tuple[tuple[str, int, int, int], ...]) 
     for name, size, _, _ in files:
         hasher.update(f"{name}:{size}\n".encode())
         with Path(folder, name).open("rb") as file:
-            while block := file.read(BLOCK):
+            while block := file.read(READ_SIZE):
                 hasher.update(block)
     return hasher.hexdigest()
 
 
 def tokenizer_notes(base: Base, tokenizer: Tokenizer) -> list[str]:
-    """Return one line if the base's tokenizer, where known, maps ids to other tokens than this one."""
-    unlike = tokens_that_differ(base.uri, base.step is not None, tokenizer)
-    if not unlike:
+    """Return one line if the base has a tokenizer that maps ids to other tokens than this one."""
+    differing = tokens_that_differ(base.uri, base.step is not None, tokenizer)
+    if not differing:
         return []
     return [
-        f"{len(unlike)} tokens differ in the tokenizer of {base.uri}: what its weights learnt about "
+        f"{len(differing)} tokens differ in the tokenizer of {base.uri}: what its weights learnt about "
         "them is lost"
     ]
 
 
 def tokens_that_differ(uri: str, is_run: bool, tokenizer: Tokenizer) -> list[str]:
-    """Return the tokens of the tokenizer of a run or a folder, where known, whose ids are other tokens in this one."""
+    """Return the tokens of another tokenizer whose ids stand for other tokens in `tokenizer`.
+
+    Args:
+        uri: a run directory or a folder, which has the other tokenizer. Without one the result is empty.
+        is_run: whether `uri` is a run directory.
+        tokenizer: the job's tokenizer.
+    """
     from tokenizers import Tokenizer
 
     from orchestrator.data.store.data_folder import DataFolder
@@ -269,15 +279,17 @@ def weights_of(
         added: int,
     ) -> StoredWeights:
         if workload.shrink:
-            whole = workload.model_copy(update={"shrink": None})
-            begin = weights_of(base, whole, labels, retry, data_format)
+            full_size = workload.model_copy(update={"shrink": None})
+            begin = weights_of(base, full_size, labels, retry, data_format)
             return _part_of(base, begin, workload.shrink, config, shapes=shapes, tables=tables, added=added)
         from orchestrator.models import averaged
         from workloads.describe import describe
         from workloads.hf.convert.load_weights import HuggingFaceWeights, pretrained
 
         if config.divided_by == "declaration":
-            return _of_own(base, config, shapes, retry, labels if data_format >= BY_NAME else ())
+            return _weights_for_own_model(
+                base, config, shapes, retry, labels if data_format >= BY_NAME else ()
+            )
         if base.step is None:
             if workload.grow:
                 raise WorkloadError(f"{base.uri} is an export; workload.grow takes a run directory")
@@ -287,7 +299,7 @@ def weights_of(
                 result = pretrained(config, shapes, base.uri, tables, added)
             return labelled(result, meaning, base.uri)
         store, manifest = commit_of(base, retry)
-        theirs = of_their_class(manifest)
+        theirs = has_transformers_weights(manifest)
         if job := job_of_commit(manifest):
             config_of_run = manifest.meta.get(KEPT)
             kept = FolderConfig(**config_of_run) if config_of_run else None
@@ -295,33 +307,38 @@ def weights_of(
                 job.workload, workload, config=config, where=base.uri, converted=theirs, kept=kept
             )
         average = job.checkpoint if job else CheckpointSpec()
-        lacks = manifest.meta.get(BASE)
-        below = None
-        if job and job.reads_base and lacks:
-            under = same_base(job.workload, job.needs_base, Base(**lacks))
-            below = (
-                weights_of(under, job.workload, job.data.labels, retry)(config, shapes, tables, added)
-                if under
+        recorded = manifest.meta.get(BASE)
+        base_weights = None
+        if job and job.reads_base and recorded:
+            base_of_run = same_base(job.workload, job.needs_base, Base(**recorded))
+            base_weights = (
+                weights_of(base_of_run, job.workload, job.data.labels, retry)(config, shapes, tables, added)
+                if base_of_run
                 else None
             )
         reader = averaged.weights_of(store, manifest, average)
         where = f"{base.uri}@{base.step}"
-        meant = FolderMeaning(tuple(job.data.labels)) if job else FolderMeaning()
+        run_meaning = FolderMeaning(tuple(job.data.labels)) if job else FolderMeaning()
         if theirs:
-            if workload.grow or below:
-                what = "was trained as a class of transformers; export it, and begin with the export"
-                raise WorkloadError(f"{where} {what}")
-            with naming_labels(meant, workload.objective, labels, where, is_folder=False):
+            if workload.grow or base_weights:
+                problem = "was trained as a class of transformers; export it, and begin with the export"
+                raise WorkloadError(f"{where} {problem}")
+            with naming_labels(run_meaning, workload.objective, labels, where, is_folder=False):
                 result = HuggingFaceWeights(
-                    config, shapes, folder=where, tables=tables, added=added, weights=TheirTensors(reader)
+                    config,
+                    shapes,
+                    folder=where,
+                    tables=tables,
+                    added=added,
+                    weights=TransformersTensors(reader),
                 )
-            return labelled(result, meant, where)
+            return labelled(result, run_meaning, where)
         stored = {name: tensor.shape for name, tensor in sorted(reader.manifest.tensors.items())}
         grown = shapes if workload.grow else ()
-        committed = CommitWeights(stored, where, reader, below, grown)
-        with naming_labels(meant, workload.objective, labels, where, is_folder=False):
+        committed = CommitWeights(stored, where, reader, base_weights, grown)
+        with naming_labels(run_meaning, workload.objective, labels, where, is_folder=False):
             committed.check(config, shapes, tables, added)
-        return labelled(committed, meant, where)
+        return labelled(committed, run_meaning, where)
 
     return read
 
@@ -345,18 +362,18 @@ def _part_of(
         theirs = describe(f"{FOLDER}{base.uri}").as_transformer
     elif job := job_of_commit(commit_of(base)[1]):
         kept = commit_of(base)[1].meta.get(KEPT)
-        whole = job.workload
+        their_workload = job.workload
         theirs = describe(
-            whole.model,
-            whole.changes,
+            their_workload.model,
+            their_workload.changes,
             vocab_size=1,
-            implementation=whole.implementation,
+            implementation=their_workload.implementation,
             kept=FolderConfig(**kept) if kept else None,
         ).as_transformer
     ours = config.as_transformer
     if theirs is None or ours is None:
         raise WorkloadError(
-            f"shrink keeps parts of this project's layers, and {base.uri} has others; leave it out"
+            f"workload.shrink works on this project's layers only, and {base.uri} has others; remove it"
         )
     large = base_of_size(ours, theirs)
     layers = kept_layers(ours, large, shrink.layers, shrink.decoder_layers)
@@ -369,11 +386,11 @@ def commit_of(base: Base, retry: Retry | None = None) -> tuple[Store, CommitMani
     store = Store(RunDir(base.uri).commits, retry=retry)
     manifest = store.manifest(base.step)
     if digest(manifest.to_bytes()) != base.digest:
-        raise InputError(f"the commit at step {base.step} is another one", base.uri, PUT_BACK)
+        raise InputError(f"the commit at step {base.step} is another one", base.uri, RESTORE_OR_START)
     return store, manifest
 
 
-def _of_own(
+def _weights_for_own_model(
     base: Base,
     config: OwnModel,
     shapes: Mapping[str, torch.Size],
@@ -392,42 +409,45 @@ def _of_own(
         return FolderWeights(config, base.uri, shapes)
     store, manifest = commit_of(base, retry)
     where = f"{base.uri}@{base.step}"
-    below = None
-    lacks = manifest.meta.get(BASE)
+    base_weights = None
+    recorded = manifest.meta.get(BASE)
     job = job_of_commit(manifest)
     if job and job.workload.adapter and job.workload.adapter.kind != "bitfit":
         raise WorkloadError(f"{where} was trained with an adapter; export it, and begin with the export")
     if job:
         _refuse_other_labels(job.data.labels, labels, where)
-    if job and job.reads_base and lacks and (under := same_base(job.workload, job.needs_base, Base(**lacks))):
-        below = _of_own(under, config, shapes, retry, job.data.labels)
+    if job and job.reads_base and recorded:
+        base_of_run = same_base(job.workload, job.needs_base, Base(**recorded))
+        if base_of_run:
+            base_weights = _weights_for_own_model(base_of_run, config, shapes, retry, job.data.labels)
     reader = averaged.weights_of(store, manifest, job.checkpoint if job else CheckpointSpec())
-    shapes_there = {name: tensor.shape for name, tensor in sorted(reader.manifest.tensors.items())}
-    weights = CommitWeights(shapes_there, where, reader, below)
-    weights.check_alike(shapes)
+    stored_shapes = {name: tensor.shape for name, tensor in sorted(reader.manifest.tensors.items())}
+    weights = CommitWeights(stored_shapes, where, reader, base_weights)
+    weights.check_same_shapes(shapes)
     return weights
 
 
 def _refuse_other_labels(theirs: Sequence[str], ours: Sequence[str], where: str) -> None:
-    """Raise WorkloadError if the own model's run at `where` has other labels or another order: its label rows are
-    unknown.
+    """Raise WorkloadError if the run at `where` has other labels than the job, or another order of them.
+
+    Nothing says which rows of an own model belong to labels, so they cannot be sorted.
     """
     if theirs and ours and list(theirs) != list(ours):
-        named = ", ".join(theirs)
-        raise WorkloadError(f"{where} was trained for the labels {named}; give data.labels in that order")
+        names = ", ".join(theirs)
+        raise WorkloadError(f"{where} was trained for the labels {names}; give data.labels in that order")
 
 
-def check_own_base_to_come(base_workload: Workload, ours: Workload, where: str) -> None:
+def check_future_own_base(base_workload: Workload, ours: Workload, where: str) -> None:
     """Raise WorkloadError if the weights of the run at `where`, which has no commit yet, will not fit the own model."""
-    theirs = getattr(base_workload.objective, "labels", ())
-    mine = getattr(ours.objective, "labels", ())
-    _refuse_other_labels(theirs, mine, where)
+    their_labels = getattr(base_workload.objective, "labels", ())
+    our_labels = getattr(ours.objective, "labels", ())
+    _refuse_other_labels(their_labels, our_labels, where)
     CommitWeights(
         {f"model.{name}": shape for name, shape in base_workload.shapes.items()}, where
-    ).check_alike(ours.shapes)
+    ).check_same_shapes(ours.shapes)
 
 
-def check_base_to_come(
+def check_future_base(
     theirs: WorkloadSpec,
     their_labels: Sequence[str],
     base_workload: Workload,
@@ -455,7 +475,7 @@ def check_base_to_come(
     if any(name in base_workload.shapes for name in OUTPUT):
         rows_of_labels(their_labels, labels, where, is_folder=False)
     shapes = {f"model.{name}": shape for name, shape in base_workload.shapes.items()}
-    weights = CommitWeights(shapes, where, grown=ours.shapes if workload.grow else ())
+    weights = CommitWeights(shapes, where, stacked_names=ours.shapes if workload.grow else ())
     weights.check(ours.config, ours.shapes, ours.tables, ours.vocabulary.added)
 
 
@@ -500,7 +520,7 @@ def _refuse_other_make(
         raise WorkloadError(f"{where} was trained with an adapter; export it, and begin with the export")
     if theirs.mup != ours.mup:
         raise WorkloadError(f"{where} was trained with mup {theirs.mup}; set workload.mup to the same")
-    free = (*FREE, *DEPTH) if ours.grow else FREE
+    free = (*FREE_KEYS, *DEPTH_KEYS) if ours.grow else FREE_KEYS
     implementation = "auto" if converted else theirs.implementation
     described = describe(
         theirs.model,
@@ -514,7 +534,7 @@ def _refuse_other_make(
     _refuse_unlike(described, config, where, free)
 
 
-def _refuse_unlike(theirs: Any, ours: TransformerConfig, where: str, free: Sequence[str] = FREE) -> None:
+def _refuse_unlike(theirs: Any, ours: TransformerConfig, where: str, free: Sequence[str] = FREE_KEYS) -> None:
     """Raise WorkloadError if another model would compute something else with the same weights."""
     from workloads.hf.convert.checkpoint import structure
 
@@ -522,10 +542,11 @@ def _refuse_unlike(theirs: Any, ours: TransformerConfig, where: str, free: Seque
         raise WorkloadError(
             f"{where} is a class of transformers that runs as it is; name it in workload.model"
         )
-    one = structure(ours)
-    other = structure(their_config)
-    for name in sorted(one.keys() - set(free)):
-        if one[name] != other[name]:
+    our_structure = structure(ours)
+    their_structure = structure(their_config)
+    for name in sorted(our_structure.keys() - set(free)):
+        if our_structure[name] != their_structure[name]:
             raise WorkloadError(
-                f"{where} has {name} {other[name]!r}, but workload.model {one[name]!r}; give the model of the base"
+                f"{where} has {name} {their_structure[name]!r}, but workload.model {our_structure[name]!r}; "
+                "give the model of the base"
             )

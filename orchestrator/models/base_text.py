@@ -57,7 +57,7 @@ def with_text_of_base(workload: W, spec: WorkloadSpec, base: Base, retry: Retry 
     config = workload.config
     if getattr(config, "head", None) is None or not generates(config):
         return workload
-    notes = text_notes(workload, spec, _text_of(workload.vocabulary, spec, base, retry))
+    notes = text_notes(workload, spec, _text_of_base(workload.vocabulary, spec, base, retry))
     generation = workload.generation
     generation = replace(generation, notes=(*generation.notes, *notes))
     return replace(workload, generation=generation)  # type: ignore[type-var]
@@ -94,8 +94,8 @@ def text_notes(workload: Workload, spec: WorkloadSpec, theirs: BaseText) -> tupl
         if theirs.target and not workload.vocabulary.target:
             tokens = " and ".join(str(side) for side in map(list, theirs.target) if side)
             raise WorkloadError(
-                f"targets of {where} have the tokens {tokens} around them, which name their language, and targets of "
-                f"the job have those of a source; {hint}"
+                f"targets of {where} are framed by the tokens {tokens}, which name their language, but targets of "
+                f"the job are framed like sources; {hint}"
             )
     ours = workload.generation
     ends = {*ours.ends, workload.vocabulary.eos}
@@ -105,7 +105,9 @@ def text_notes(workload: Workload, spec: WorkloadSpec, theirs: BaseText) -> tupl
         if ours.settings.get(name) != value and not _is_trained(name, value, workload)
     }
     ids = theirs.settings.get("eos_token_id")
-    if unknown := [each for each in (ids if isinstance(ids, list) else [ids]) if each not in (*ends, None)]:
+    if unknown := [
+        token for token in (ids if isinstance(ids, list) else [ids]) if token not in (*ends, None)
+    ]:
         lost["eos_token_id"] = unknown
     if not lost:
         return ()
@@ -119,11 +121,11 @@ def _is_trained(name: str, value: Any, workload: Workload) -> bool:
     return name == "forced_bos_token_id" and (value,) == around[0][:1]
 
 
-def _text_of(ours: Vocabulary, spec: WorkloadSpec, base: Base, retry: Retry | None) -> BaseText:
+def _text_of_base(ours: Vocabulary, spec: WorkloadSpec, base: Base, retry: Retry | None) -> BaseText:
     if base.step is None:
         meaning = folder_meaning(base.uri)
-        known = replace(ours, decoder_start=None, target=None)
-        return _of_folder(BaseText(base.uri), known, meaning, spec)
+        folder_vocabulary = replace(ours, decoder_start=None, target=None)
+        return _text_of_folder(BaseText(base.uri), folder_vocabulary, meaning, spec)
     where = f"{base.uri}@{base.step}"
     _, commit = commit_of(base, retry)
     job = job_of_commit(commit)
@@ -137,12 +139,12 @@ def _text_of(ours: Vocabulary, spec: WorkloadSpec, base: Base, retry: Retry | No
             meaning = folder_meaning(workload.model.removeprefix(FOLDER), kept_config(commit))
         except WorkloadError:
             return result  # a commit of an earlier version whose folder is gone
-        return _of_folder(result, vocabulary, meaning, workload)
+        return _text_of_folder(result, vocabulary, meaning, workload)
     named = workload.options.get("start", -1)
     return replace(result, start=named if named >= 0 else vocabulary.padding if vocabulary else None)
 
 
-def _of_folder(
+def _text_of_folder(
     base_text: BaseText, vocabulary: Vocabulary | None, meaning: FolderMeaning, workload: WorkloadSpec
 ) -> BaseText:
     """Return the text of a model of the folder, as `workload` trains it."""
@@ -150,9 +152,13 @@ def _of_folder(
     start = workload.options.get("start", -1)
     if workload.objective != PAIRS or vocabulary is None:
         return base_text
-    known = vocabulary_of_folder(vocabulary, meaning, PAIRS, start)
+    vocabulary_with_start = vocabulary_of_folder(vocabulary, meaning, PAIRS, start)
     is_named = base_text.objective is not None and start >= 0
-    return replace(base_text, start=start if is_named else known.decoder_start, target=known.target)
+    return replace(
+        base_text,
+        start=start if is_named else vocabulary_with_start.decoder_start,
+        target=vocabulary_with_start.target,
+    )
 
 
 def _vocabulary_of_run(uri: str, retry: Retry | None) -> Vocabulary | None:

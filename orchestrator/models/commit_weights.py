@@ -30,17 +30,17 @@ class CommitWeights:
         shapes: Mapping[str, Sequence[int]],
         where: str,
         reader: Reader | None = None,
-        below: StoredWeights | None = None,
-        grown: Collection[str] = (),
+        base_weights: StoredWeights | None = None,
+        stacked_names: Collection[str] = (),
     ) -> None:
         """The weights of a commit at `where` with tensors of these shapes. Without a `reader` they are only checked.
-        If layers are stacked, `grown` are the names of the deeper model's tensors.
+        If layers are stacked, `stacked_names` are the names of the deeper model's tensors.
         """
         self._shapes = shapes
         self._where = where
         self._reader = reader
-        self._below = below
-        self._grown = grown
+        self._base_weights = base_weights
+        self._stacked_names = stacked_names
 
     def check(
         self,
@@ -55,18 +55,18 @@ class CommitWeights:
         where = self._where
         hint = "give the model of the base"
         # only the run below knows which rows it added itself, so there tables must have one size
-        shared = {n: s for n in shapes if (s := self._shape(n)) and (n in self._names or s == shapes[n])}
-        refuse_misfits(misfits(config, shapes, shared.get, tables, added), where, hint)
-        left = sorted(self._names.keys() - shapes.keys())
-        refuse_strange([n for n in left if not n.startswith((*HEADS, "generator."))], where, hint)
+        shape_of = {n: s for n in shapes if (s := self._shape(n)) and (n in self._names or s == shapes[n])}
+        refuse_misfits(misfits(config, shapes, shape_of.get, tables, added), where, hint)
+        unused = sorted(self._names.keys() - shapes.keys())
+        refuse_strange([n for n in unused if not n.startswith((*HEADS, "generator."))], where, hint)
         copied = (
             [f"layers are stacked: those that {where} lacks start as copies of its layers"]
-            if self._grown
+            if self._stacked_names
             else []
         )
-        self.notes = (*copied, *weight_notes(shapes, self._shape, left, where))
+        self.notes = (*copied, *weight_notes(shapes, self._shape, unused, where))
 
-    def check_alike(self, shapes: Mapping[str, torch.Size]) -> None:
+    def check_same_shapes(self, shapes: Mapping[str, torch.Size]) -> None:
         """Raise WorkloadError unless the tensors have exactly these names and shapes."""
         from workloads.model.stored import Misfit, refuse_misfits, refuse_strange
 
@@ -82,7 +82,7 @@ class CommitWeights:
         """See `StoredWeights`."""
         shape = self._shape(name)
         if name not in self._names:
-            return self._below.find(name) if self._below else None
+            return self._base_weights.find(name) if self._base_weights else None
         if shape is None:
             return None
         assert self._reader is not None
@@ -93,9 +93,9 @@ class CommitWeights:
         """Map the model's tensor names to the commit's. For ELECTRA, only the discriminator is trained further."""
         names = [n.removeprefix("model.") for n in self._shapes if n.startswith("model.")]
         result = {name.removeprefix("discriminator."): f"model.{name}" for name in names}
-        if not self._grown:
+        if not self._stacked_names:
             return result
-        copies = stacked(result.keys(), self._grown, self._where)
+        copies = stacked(result.keys(), self._stacked_names, self._where)
         return result | {name: result[source] for name, source in copies.items()}
 
     def _shape(self, name: str) -> torch.Size | None:
@@ -103,28 +103,28 @@ class CommitWeights:
 
         if name in self._names:
             return torch.Size(self._shapes[self._names[name]])
-        result = self._below.find(name) if self._below else None
+        result = self._base_weights.find(name) if self._base_weights else None
         return None if result is None else result.shape
 
 
-def of_their_class(commit: CommitManifest) -> bool:
+def has_transformers_weights(commit: CommitManifest) -> bool:
     """Return whether a commit has the weights of a transformers class that was run unchanged."""
-    prefix = _theirs()
+    prefix = _network_prefix()
     return any(name.startswith(prefix) for name in commit.tensors)
 
 
-def _theirs() -> str:
+def _network_prefix() -> str:
     from workloads.hf.as_they_are.workload import NETWORK
 
     return f"model.{NETWORK}"
 
 
-class TheirTensors:
+class TransformersTensors:
     """The tensors of such a commit under transformers' names, like the `Weights` of a folder."""
 
     def __init__(self, reader: Reader) -> None:
         self._reader = reader
-        prefix = _theirs()
+        prefix = _network_prefix()
         self._tensors = {n.removeprefix(prefix): n for n in reader.manifest.tensors if n.startswith(prefix)}
 
     def __contains__(self, name: str) -> bool:
@@ -158,5 +158,5 @@ class _Tensor:
 
     def __getitem__(self, part: Part) -> torch.Tensor:
         """See `StoredTensor`."""
-        start = tuple(each.start for each in part)
-        return self.reader.read(self.name, start, tuple(each.stop - each.start for each in part))
+        start = tuple(bounds.start for bounds in part)
+        return self.reader.read(self.name, start, tuple(bounds.stop - bounds.start for bounds in part))

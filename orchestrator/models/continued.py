@@ -46,8 +46,8 @@ from workloads.hf.files.hf_config import FolderConfig
 if TYPE_CHECKING:
     from orchestrator.checkpoint.manifest import CommitManifest
 
-BEGUN = "give a run directory with a commit; an export has only weights, for workload.init_from"
-OF_A_NEW_RUN: dict[str, Any] = {
+NO_COMMIT_HINT = "give a run directory with a commit; an export has only weights, for workload.init_from"
+NEW_RUN_FIELDS: dict[str, Any] = {
     TO_EVALUATE: False,
     "attempt": 0,
     "rows": [],
@@ -99,11 +99,11 @@ def check_length(train: TrainSpec, step: int, source: str) -> None:
         problem = f"{train.steps} steps are not more than {source} has done"
         raise InputError(problem, "train.steps", "steps include those of the run before: raise it")
     assert train.continue_from is not None
-    left = train.steps - step
+    remaining = train.steps - step
     warmup = train.warmup_steps
     decay = train.decay_steps
-    if train.continue_from.schedule == "restart" and warmup + max(decay, 1) > left:
-        problem = f"warm-up and decay are {warmup + decay} steps, but this phase has {left}"
+    if train.continue_from.schedule == "restart" and warmup + max(decay, 1) > remaining:
+        problem = f"warm-up and decay are {warmup + decay} steps, but this phase has {remaining}"
         raise InputError(problem, "train.optimizer", "shorten them, or raise train.steps")
 
 
@@ -151,14 +151,18 @@ class Continuation:
                 "a run cannot continue itself", WHERE, "give the job another name, or name another run"
             )
         try:
-            begun = (run.read_json(ORIGIN) or {}).get("step")
+            recorded_step = (run.read_json(ORIGIN) or {}).get("step")
         except InputError as error:
             hint = (
                 "put it back; or remove it: the run has no commit yet, and begins from what the job names now"
             )
             raise InputError(error.what, error.where, hint) from None
         commit = commit_at(
-            uri, tag if begun is None else begun, WHERE, "has no checkpoint to continue from", BEGUN
+            uri,
+            tag if recorded_step is None else recorded_step,
+            WHERE,
+            "has no checkpoint to continue from",
+            NO_COMMIT_HINT,
         )
         source = Source(uri, commit)
         self._check(continue_from, source)
@@ -176,34 +180,36 @@ class Continuation:
         source = self.source(run) if newest is None else None
         return source, source.commit if source else newest
 
-    def _check(self, asked: ContinueFrom, source: Source) -> None:
+    def _check(self, continue_from: ContinueFrom, source: Source) -> None:
         commit = source.commit
         theirs = job_of_commit(commit)
         if theirs is None:
             raise InputError(
-                f"{source} is of an earlier version", WHERE, "continue its own run, then this one from that"
+                f"{source} was made by an earlier version",
+                WHERE,
+                "train its own run for some more steps, and continue from its new checkpoint",
             )
         self.check_keys(theirs.identity(), str(source))
-        self._check_code(asked, commit.meta.get(CODE) or {}, str(source))
-        if asked.position == "keep":
-            mend = "read the data from the beginning by train.continue_from.position: restart"
+        self._check_code(continue_from, commit.meta.get(CODE) or {}, str(source))
+        if continue_from.position == "keep":
+            hint = "read the data from the beginning by train.continue_from.position: restart"
             cleaned_by = commit.meta.get(CLEANED_BY) or {}
             accepted = self.identity.accepted
-            check_same_cleaning(self.identity.clean, accepted, cleaned_by, str(source), mend)
+            check_same_cleaning(self.identity.clean, accepted, cleaned_by, str(source), hint)
         check_length(self.train, commit.step, str(source))
         if self.workload.init_from or self.needs_base:
             base_of(self.workload, self.needs_base, commit.meta.get(BASE) or {}, True)
 
-    def _check_code(self, asked: ContinueFrom, before: Mapping[str, str], source: str) -> None:
+    def _check_code(self, continue_from: ContinueFrom, code_before: Mapping[str, str], source: str) -> None:
         """Raise InputError if the user's own code, where a phase must not change it, differs from the `source`'s."""
         free = {"train.optimizer.schedule", "evaluate.metrics"}
-        if asked.position == "restart":
+        if continue_from.position == "restart":
             free.add("data.samples")
         own_code = self.identity.own_code
         check_same_code(
             own_code,
             self.identity.accepted,
-            {n: code for n, code in before.items() if own_code.get(n, "evaluate.metrics") not in free},
+            {n: code for n, code in code_before.items() if own_code.get(n, "evaluate.metrics") not in free},
             source,
         )
 
@@ -215,7 +221,7 @@ class Continuation:
             source: names its run.
         """
         assert self.train.continue_from is not None
-        keeps = self.train.continue_from.position == "keep"
+        keeps_position = self.train.continue_from.position == "keep"
         check_keys(
             self.identity.keys,
             theirs,
@@ -223,7 +229,7 @@ class Continuation:
             workload=self.workload,
             data=self.data,
             reads_base=self.reads_base,
-            keeps=keeps,
+            keeps_position=keeps_position,
         )
 
     def take_over(
@@ -252,15 +258,19 @@ class Continuation:
             return result.commit.step
 
         def copy(step: int) -> CommitManifest:
-            begun = Source(source.uri, theirs.manifest(step))
+            source_at_step = Source(source.uri, theirs.manifest(step))
             try:
                 with holding(theirs, step, f"the start of the run {run.uri}"):
                     if problems := theirs.verify(step):
                         raise InputError(
-                            f"{begun} is damaged: {problems[0]}", WHERE, "name another of its commits"
+                            f"{source_at_step} is damaged: {problems[0]}",
+                            WHERE,
+                            "name another of its commits",
                         )
-                    run.write_json(ORIGIN, begun.origin_json())
-                    meta, position = self._meta_of(begun, shards=shards, data=data, base=base, kept=kept)
+                    run.write_json(ORIGIN, source_at_step.origin_json())
+                    meta, position = self._meta_of(
+                        source_at_step, shards=shards, data=data, base=base, kept=kept
+                    )
                     copy_commit(theirs, step, ours, meta, position)
                     return ours.manifest(step)
             except Exception:
@@ -289,7 +299,7 @@ class Continuation:
             CLASS_WEIGHTS: None,  # counted in the other run's data
             "data": data.uri,
             "sets": data.sets,
-            **OF_A_NEW_RUN,
+            **NEW_RUN_FIELDS,
         }
         position = source.first_position(self.train.continue_from)
         if position != source.commit.position:

@@ -36,43 +36,43 @@ def check_keys(
     workload: WorkloadSpec,
     data: DataSpec,
     reads_base: bool,
-    keeps: bool,
+    keeps_position: bool,
 ) -> None:
     """Raise InputError if a job differs from that of the `source` in what must not change between phases.
 
     Args:
         ours: the identity of the job, see `JobSpec.identity`.
-        theirs: that of the job of the source.
-        source: names its run.
+        theirs: the identity of the source's job.
+        source: the name of the source, for messages.
         workload: the model of the job.
         data: the data of the job.
         reads_base: whether commits lack weights, which are read from where the run began.
-        keeps: whether the job keeps the position in the data.
+        keeps_position: whether the job keeps the position in the data.
     """
     differing = differences(ours, theirs)
-    for key, was, now in differing:
+    for key, before, now in differing:
         hint = ""
         if MODEL.match(key) and key != SIZE:
             hint = WEIGHTS_ALONE
         elif OPTIMIZER.match(key):
-            hint = f"its state is that of {was}: {WEIGHTS_ALONE}"
+            hint = f"the checkpoint has the state of {before}: {WEIGHTS_ALONE}"
         elif key == "seed" and _draws_what_it_keeps(workload, data.add_tokens, reads_base):
-            hint = f"weights that are not trained are drawn by it: {WEIGHTS_ALONE}"
-        elif key == AVERAGE and ABSENT in (was, now):
+            hint = f"it draws the weights that are not trained: {WEIGHTS_ALONE}"
+        elif key == AVERAGE and ABSENT in (before, now):
             hint = "a moving average cannot begin or end between phases: set it back"
-        elif DATA.match(key) and keeps:
+        elif DATA.match(key) and keeps_position:
             hint = OTHER_DATA
-        elif key == "train.global_batch" and keeps and data.is_mixed:
-            hint = f"where sources are mixed, which sample is at which position depends on it: {OTHER_DATA}"
+        elif key == "train.global_batch" and keeps_position and data.is_mixed:
+            hint = f"it decides the order of samples of a mixture: {OTHER_DATA}"
         if hint:
             raise InputError(
-                f"{key} is {shown(was)} in {source} and {shown(now)} in the job file", WHERE, hint
+                f"{key} is {shown(before)} in {source} and {shown(now)} in the job file", WHERE, hint
             )
-    sections = {key.partition(".")[0] for key, _, _ in differing}
-    if isinstance(data.tokenizer, TrainedTokenizer) and "data" in sections:
-        place = split_tag(source)[0]
-        problem = f"a tokenizer trained on other data has other tokens than that of {place}"
-        raise InputError(problem, "data.tokenizer", f"set it to {place}/{EXCERPT}")
+    top_level_keys = {key.partition(".")[0] for key, _, _ in differing}
+    if isinstance(data.tokenizer, TrainedTokenizer) and "data" in top_level_keys:
+        source_uri = split_tag(source)[0]
+        problem = f"a tokenizer trained on other data has other tokens than that of {source_uri}"
+        raise InputError(problem, "data.tokenizer", f"set it to {source_uri}/{EXCERPT}")
 
 
 def _draws_what_it_keeps(workload: WorkloadSpec, added: Sequence[str], reads_base: bool) -> bool:

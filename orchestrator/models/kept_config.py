@@ -61,9 +61,9 @@ def check_config(workload: WorkloadSpec, kept: FolderConfig, where: str) -> None
     if folder is None:
         return
     problems = Problems()
-    for file, key, was, now in config_differences(folder, kept):
+    for file, key, before, now in config_differences(folder, kept):
         with problems.noted():
-            problem = f"{key} is {was} in this run and {now} in {folder}/{file}"
+            problem = f"{key} is {before} in this run and {now} in {folder}/{file}"
             raise InputError(problem, where, HINT)
     problems.raise_noted()
 

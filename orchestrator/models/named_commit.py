@@ -13,16 +13,20 @@ BEST = "best"
 LAST = "last"
 
 
-def split_tag(named: str) -> tuple[str, str]:
+def split_tag(name: str) -> tuple[str, str]:
     """Split a name into the run directory and the part after its @, empty if there is none."""
-    if "@" not in named.rsplit("/", 1)[-1]:
-        return named, ""
-    uri, _, tag = named.rpartition("@")
+    if "@" not in name.rsplit("/", 1)[-1]:
+        return name, ""
+    uri, _, tag = name.rpartition("@")
     return uri, tag
 
 
 def commit_at(
-    uri: str, tag: int | str, where: str, none: str = "has no commit", hint: str = "name a run directory"
+    uri: str,
+    tag: int | str,
+    where: str,
+    problem_without_commits: str = "has no commit",
+    hint: str = "name a run directory",
 ) -> CommitManifest:
     """Return the commit of the run at `uri` that a step or a word names; for an empty word, the newest undamaged one.
 
@@ -30,13 +34,13 @@ def commit_at(
         uri: the run directory.
         tag: a step, last or best, or empty.
         where: the key of the job file, for errors.
-        none, hint: the error if the run has no checkpoints.
+        problem_without_commits, hint: the error if the run has no checkpoints.
 
     Raises InputError.
     """
     store = Store(RunDir(uri).commits)
     if not (steps := store.steps()):
-        raise InputError(f"{uri} {none}", where, hint)
+        raise InputError(f"{uri} {problem_without_commits}", where, hint)
     if tag == BEST:
         job = read_job(RunDir(uri))  # a commit does not record which commits the run keeps
         metric = job.checkpoint.best_metric if job else None

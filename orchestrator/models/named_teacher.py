@@ -15,25 +15,28 @@ from workloads.hf.files.hf_config import FOLDER, FolderConfig, root
 WHERE = "distill.teacher"
 TABLE = "model.tokens.weight"
 """The table of tokens in a commit of this project's models."""
-PLACES = "give hf:<folder>, an export's folder, or a run directory"
+TEACHER_HINT = "give hf:<folder>, an export's folder, or a run directory"
 
 
 class NamedTeacher(NamedTuple):
-    """A teacher as a job would train it: its model for the student's objective, and the step of its run.
+    """A teacher, before any of its weights is read.
 
-    step: None for a folder. kept: the folder's configuration that its run has kept.
+    Attributes:
+        spec: the teacher's model, with the student's objective.
+        step: the step of the run's commit; None for a folder.
+        kept: the configuration of a pretrained folder, as the teacher's run keeps it; None without one.
     """
 
-    asked: WorkloadSpec
+    spec: WorkloadSpec
     step: int | None = None
     kept: FolderConfig | None = None
 
     @property
     def uri(self) -> str:
         """Its folder, or run directory."""
-        if self.asked.init_from is None:
-            return self.asked.model.removeprefix(FOLDER)
-        return split_tag(self.asked.init_from)[0]
+        if self.spec.init_from is None:
+            return self.spec.model.removeprefix(FOLDER)
+        return split_tag(self.spec.init_from)[0]
 
 
 def named_teacher(teacher: str, workload: WorkloadSpec, step: int | None = None) -> NamedTeacher:
@@ -48,14 +51,14 @@ def named_teacher(teacher: str, workload: WorkloadSpec, step: int | None = None)
         InputError: if there is no such model.
     """
     if teacher.startswith(FOLDER):
-        return NamedTeacher(_like(workload, model=teacher))
+        return NamedTeacher(_teacher_spec(workload, model=teacher))
     uri, tag = split_tag(teacher)
     if is_local(uri) and (Path(root(uri)) / "config.json").exists():
         if tag:
             raise InputError(f"{uri} is an export, which has no step", WHERE, "leave out what follows the @")
-        return NamedTeacher(_like(workload, model=f"{FOLDER}{uri}"))
+        return NamedTeacher(_teacher_spec(workload, model=f"{FOLDER}{uri}"))
     commit = commit_at(
-        uri, tag if step is None else step, WHERE, "has no commit, and is not an export", PLACES
+        uri, tag if step is None else step, WHERE, "has no commit, and is not an export", TEACHER_HINT
     )
     job = job_of_commit(commit)
     hint = "export it, and name the export"
@@ -68,7 +71,7 @@ def named_teacher(teacher: str, workload: WorkloadSpec, step: int | None = None)
     is_preset = not theirs.model.startswith(FOLDER)
     # A preset has as many tokens as the run's tokenizer, which may differ from the student's.
     tokens = {"vocab_size": table.shape[0]} if table is not None and is_preset else {}
-    teacher_spec = _like(
+    teacher_spec = _teacher_spec(
         workload,
         model=theirs.model,
         changes={**tokens, **theirs.changes},
@@ -80,7 +83,7 @@ def named_teacher(teacher: str, workload: WorkloadSpec, step: int | None = None)
     return NamedTeacher(teacher_spec, commit.step, FolderConfig(**kept) if kept else None)
 
 
-def _like(workload: WorkloadSpec, **model: object) -> WorkloadSpec:
+def _teacher_spec(workload: WorkloadSpec, **model: object) -> WorkloadSpec:
     """Return the student's objective with another model, without dropout or an adapter."""
     return WorkloadSpec.model_validate(
         {

@@ -30,7 +30,7 @@ def bases_of(
     workload: WorkloadSpec,
     reads_base: bool,
     needs_base: bool,
-    begun: Mapping[str, Any],
+    recorded: Mapping[str, Any],
     commit: CommitManifest | None,
     run: RunDir,
 ) -> tuple[Base | None, Base | None]:
@@ -40,23 +40,23 @@ def bases_of(
     Weights from a commit are pinned. Raises as `base_of_commit`.
     """
     check_drawn(reads_base, commit)
-    begun = begun or (commit.meta.get(BASE) if commit else None) or {}
+    recorded = recorded or (commit.meta.get(BASE) if commit else None) or {}
     if commit is not None and not needs_base:
-        return base_of(workload, needs_base, begun, True), None
+        return base_of(workload, needs_base, recorded, True), None
 
-    def hold(base: Base | None) -> Base | None:
+    def pin(base: Base | None) -> Base | None:
         if base is not None and base.step is not None:
             hold_if_allowed(_store(base), base.step, _holder(run))
         return base
 
-    base = read_base(workload, needs_base, begun, commit is not None, hold)
+    base = read_base(workload, needs_base, recorded, commit is not None, pin)
     return base, base
 
 
 def read_base(
     workload: WorkloadSpec,
     needs_base: bool,
-    begun: Mapping[str, Any],
+    recorded: Mapping[str, Any],
     settled: bool,
     read: Callable[[Base | None], T],
 ) -> T:
@@ -65,12 +65,12 @@ def read_base(
     If the base is a run's newest checkpoint and the active run has just removed it, the next newest is used. Raises
     as `base_of` and `read_chosen`.
     """
-    base = base_of(workload, needs_base, begun, settled)
+    base = base_of(workload, needs_base, recorded, settled)
     if base is None or base.step is None:
         return read(base)
 
     def choose(*_: object) -> int:
-        newest = base_of(workload, needs_base, begun, settled)
+        newest = base_of(workload, needs_base, recorded, settled)
         assert newest is not None
         assert newest.step is not None
         return newest.step
@@ -79,14 +79,14 @@ def read_base(
 
 
 def pinned_teacher(
-    distill: DistillSpec | None, workload: WorkloadSpec, begun: Mapping[str, Any], run: RunDir
+    distill: DistillSpec | None, workload: WorkloadSpec, recorded: Mapping[str, Any], run: RunDir
 ) -> Base | None:
     """Return the weights of a job's teacher, pinned if they are a run's commit; None without a teacher.
 
     Args:
         distill: names the teacher.
         workload: the student.
-        begun: the weights that the run has learnt from so far, see `orchestrator.checkpoint.identity.teacher_of`.
+        recorded: the weights that the run has learnt from so far, see `orchestrator.checkpoint.identity.teacher_of`.
         run: the student's run directory.
 
     Raises:
@@ -95,42 +95,42 @@ def pinned_teacher(
     if distill is None:
         return None
     # Only the first start chooses the newest commit: the teacher's run may go on training.
-    named = named_teacher(distill.teacher, workload, begun.get("step"))
+    named = named_teacher(distill.teacher, workload, recorded.get("step"))
     if named.step is None:
-        return same_teacher(distill, workload, begun)
+        return same_teacher(distill, workload, recorded)
 
     def pin(step: int) -> Base:
-        base = same_teacher(distill, workload, {**begun, "step": step})
+        base = same_teacher(distill, workload, {**recorded, "step": step})
         hold_if_allowed(_store(base), step, _teacher_holder(run))
         return base
 
     def choose(*_: object) -> int:
-        newest = named_teacher(distill.teacher, workload, begun.get("step")).step
+        newest = named_teacher(distill.teacher, workload, recorded.get("step")).step
         assert newest is not None
         return newest
 
     return read_chosen(Store(RunDir(named.uri).commits), None, pin, choose)
 
 
-def same_teacher(distill: DistillSpec, workload: WorkloadSpec, begun: Mapping[str, Any]) -> Base:
-    """Return the weights of a teacher: those that the run has `begun` with, as far as they are known.
+def same_teacher(distill: DistillSpec, workload: WorkloadSpec, recorded: Mapping[str, Any]) -> Base:
+    """Return the weights of a teacher, which must have the checksum in `recorded` if the run has recorded one.
 
     Raises:
         InputError: if they are missing, or others.
     """
-    base = teacher_model(distill.teacher, workload, step=begun.get("step")).base
-    if begun.get("digest", base.digest) != base.digest:
+    base = teacher_model(distill.teacher, workload, step=recorded.get("step")).base
+    if recorded.get("digest", base.digest) != base.digest:
         problem = f"the weights of {distill.teacher} are not those that the run has learnt from so far"
         raise InputError(problem, WHERE, "restore them, or start a new run")
     return base
 
 
-def not_held(base: Base | None, teacher: Base | None, run: RunDir) -> list[str]:
+def unpinned_notes(base: Base | None, teacher: Base | None, run: RunDir) -> list[str]:
     """Return one line for each commit that the run at `run` needs and that cannot be pinned."""
-    return _not_held(base, _holder(run)) + _not_held(teacher, _teacher_holder(run))
+    return _unpinned_note(base, _holder(run)) + _unpinned_note(teacher, _teacher_holder(run))
 
 
-def _not_held(base: Base | None, holder: str) -> list[str]:
+def _unpinned_note(base: Base | None, holder: str) -> list[str]:
     if base is None or base.step is None or holder in holders(_store(base), base.step):
         return []
     where = f"{base.uri}@{base.step}"
@@ -140,20 +140,20 @@ def _not_held(base: Base | None, holder: str) -> list[str]:
     ]
 
 
-def release_teacher(run: RunDir, begun: Mapping[str, Any]) -> None:
+def release_teacher(run: RunDir, recorded: Mapping[str, Any]) -> None:
     """Unpin the commit that a finished run has learnt from."""
-    _release(begun, _teacher_holder(run))
+    _release(recorded, _teacher_holder(run))
 
 
-def release_base(needs_base: bool, run: RunDir, begun: Mapping[str, Any]) -> None:
-    """Unpin the checkpoint `begun` that a finished run started from, unless it is needed permanently."""
+def release_base(needs_base: bool, run: RunDir, recorded: Mapping[str, Any]) -> None:
+    """Unpin the checkpoint `recorded` that a finished run started from, unless it is needed permanently."""
     if not needs_base:
-        _release(begun, _holder(run))
+        _release(recorded, _holder(run))
 
 
-def _release(begun: Mapping[str, Any], holder: str) -> None:
-    if begun.get("step") is not None:
-        base = Base(**begun)
+def _release(recorded: Mapping[str, Any], holder: str) -> None:
+    if recorded.get("step") is not None:
+        base = Base(**recorded)
         assert base.step is not None
         with contextlib.suppress(OSError):
             release(_store(base), base.step, holder)

@@ -28,7 +28,7 @@ from orchestrator.optim.kinds import MOMENTS_IN_8_BITS
 if TYPE_CHECKING:
     from orchestrator.optim.build import OptimizerContext
 
-AT_ONCE = 2**22
+MAX_NUMBERS_AT_ONCE = 2**22
 """Numbers of a parameter that are updated at once: some tens of bytes each are in memory meanwhile."""
 MOMENTS = ("exp_avg", "exp_avg_sq")
 EXPONENTS = 7
@@ -48,12 +48,12 @@ def dynamic_map(signed: bool) -> tuple[list[float], int]:
     Each power of ten down to 1e-7 has twice as many numbers as the one below it, evenly spaced (Dettmers et al., 2022,
     section 1.3, and appendix F).
     """
-    found = [0.0, 1.0]
+    values = [0.0, 1.0]
     for exponent in range(EXPONENTS):
         bounds = np.linspace(0.1, 1.0, 2 ** (exponent + (not signed)) + 1)
         means = 10.0 ** (exponent - EXPONENTS + 1) * (bounds[:-1] + bounds[1:]) / 2
-        found += [*means, *(-means if signed else ())]
-    ordered = sorted(float(each) for each in found)
+        values += [*means, *(-means if signed else ())]
+    ordered = sorted(float(value) for value in values)
     return ordered, ordered.index(0.0)
 
 
@@ -76,12 +76,12 @@ class Codes:
 
     def nearest(self, numbers: Tensor, scales: Tensor) -> Tensor:
         """Return the codes of the nearest numbers, as `numbers` takes them. The given numbers are overwritten."""
-        least = None if self._signed else (numbers > 0).int()
-        shares = numbers.div_(scales.clamp_min(SMALLEST)[..., None])
-        places = torch.bucketize(shares, self._middles, out_int32=True)
-        if least is not None:
-            places.clamp_min_(least)
-        return places.sub_(self._zero).bitwise_and_(255).to(torch.uint8)
+        smallest_code = None if self._signed else (numbers > 0).int()
+        scaled = numbers.div_(scales.clamp_min(SMALLEST)[..., None])
+        indices = torch.bucketize(scaled, self._middles, out_int32=True)
+        if smallest_code is not None:
+            indices.clamp_min_(smallest_code)
+        return indices.sub_(self._zero).bitwise_and_(255).to(torch.uint8)
 
 
 class AdamW8bit(torch.optim.Optimizer):
@@ -99,8 +99,12 @@ class AdamW8bit(torch.optim.Optimizer):
         if not groups:
             groups = [{"params": [], "lr": 0.0, "lr_scale": 1.0, "weight_decay": 0.0, "in_8_bits": True}]
         super().__init__(groups, {"lr": spec.lr, "betas": spec.betas, "eps": spec.eps})
-        rest = [group for group in self.param_groups if not group["in_8_bits"]]
-        self._adamw = torch.optim.AdamW(rest, betas=spec.betas, eps=spec.eps, fused=True) if rest else None
+        adamw_groups = [group for group in self.param_groups if not group["in_8_bits"]]
+        self._adamw = (
+            torch.optim.AdamW(adamw_groups, betas=spec.betas, eps=spec.eps, fused=True)
+            if adamw_groups
+            else None
+        )
         if self._adamw is not None:
             self._adamw.state = self.state  # both share one state per parameter, each with its own slots
         self._maxima = context.maxima
@@ -108,10 +112,10 @@ class AdamW8bit(torch.optim.Optimizer):
             shard.parameter: parts_of(shard) for shard in context.shards if shard.name in context.in_8_bits
         }
         self._cut = [
-            part.column(which)
+            part.column(column)
             for parts in self._parts.values()
             for part in parts
-            for which in part.cut_columns
+            for column in part.cut_columns
         ]
         self._numbers = [(part.shard.name, part.numbers()) for part in self._cut]
         self._device = context.device
@@ -132,18 +136,18 @@ class AdamW8bit(torch.optim.Optimizer):
         scales = iter(self._cut_scales(groups))
         for p, parts in self._parts.items():
             for part in parts:
-                cut = {which: next(scales) for which in part.cut_columns}
-                self._update(part, groups[p], cut)
+                cut_scales = {column: next(scales) for column in part.cut_columns}
+                self._update(part, groups[p], cut_scales)
 
     def _cut_scales(self, groups: Mapping[Tensor, dict[str, Any]]) -> list[Tensor]:
         """Return the new scales [2, rows] of the blocks that other ranks hold numbers of, in the order of `_cut`."""
-        found = [torch.empty(2, 0, device=self._device)]
+        scales = [torch.empty(2, 0, device=self._device)]
         for part in self._cut:
             for rows in _rows_at_once(part):
                 moments = self._moments(part, rows, groups[part.shard.parameter])
-                found.append(_scales_of(moments)[..., 0])
-        everyone = self._maxima(self._numbers, torch.cat(found, 1))
-        return list(everyone.split([part.rows for part in self._cut], 1))
+                scales.append(_scales_of(moments)[..., 0])
+        all_scales = self._maxima(self._numbers, torch.cat(scales, 1))
+        return list(all_scales.split([part.rows for part in self._cut], 1))
 
     def _moments(self, part: Part, rows: slice, group: Mapping[str, Any]) -> tuple[Tensor, Tensor]:
         """Return the moments of some rows with the new gradient, fp32 [rows, blocks, width]; 0 for missing numbers."""
@@ -157,19 +161,19 @@ class AdamW8bit(torch.optim.Optimizer):
             )
             for codes, moment in zip(self._codes, MOMENTS, strict=True)
         )
-        near, far = group["betas"]
-        first.lerp_(gradient, 1 - near)
-        second.mul_(far).addcmul_(gradient, gradient, value=1 - far)
+        beta1, beta2 = group["betas"]
+        first.lerp_(gradient, 1 - beta1)
+        second.mul_(beta2).addcmul_(gradient, gradient, value=1 - beta2)
         return first, second
 
-    def _update(self, part: Part, group: Mapping[str, Any], cut: Mapping[int, Tensor]) -> None:
+    def _update(self, part: Part, group: Mapping[str, Any], cut_scales: Mapping[int, Tensor]) -> None:
         """Update the weights of a part and its moments, some rows at a time."""
         p, state = part.shard.parameter, self.state[part.shard.parameter]
-        near, far = group["betas"]
+        beta1, beta2 = group["betas"]
         # In fp64 on the device: 1 - far**step has few digits of fp32 left, and reading the step would wait for a GPU.
         step = state["step"].double()
-        rate = group["lr"] / (1 - near**step)
-        correction = (1 - far**step).sqrt()
+        rate = group["lr"] / (1 - beta1**step)
+        correction = (1 - beta2**step).sqrt()
         for rows in _rows_at_once(part):
             moments = self._moments(part, rows, group)
             first, second = moments
@@ -179,19 +183,19 @@ class AdamW8bit(torch.optim.Optimizer):
             update = second.sqrt().div_(correction).add_(group["eps"]).reciprocal_().mul_(first).mul_(rate)
             weights.sub_(_numbers_of(part, update))
             scales = _scales_of(moments)
-            for which, of_all in cut.items():
-                scales[..., which] = of_all[:, rows]
+            for column, block_scales in cut_scales.items():
+                scales[..., column] = block_scales[:, rows]
             for codes, moment, numbers, scale in zip(self._codes, MOMENTS, moments, scales, strict=True):
-                found = _numbers_of(part, codes.nearest(numbers, scale))
-                part.rows_of(state[f"{moment}_code"])[rows] = found
+                new_codes = _numbers_of(part, codes.nearest(numbers, scale))
+                part.rows_of(state[f"{moment}_code"])[rows] = new_codes
                 part.scales_of(state[f"{moment}_scale"])[rows] = scale
 
 
 def _rows_at_once(part: Part) -> Iterator[slice]:
-    """Yield the rows of a part in slices of up to AT_ONCE numbers, or of one row that is longer."""
-    together = max(1, AT_ONCE // (part.width * (part.block_columns.stop - part.block_columns.start)))
-    for begin in range(0, part.rows, together):
-        yield slice(begin, begin + together)
+    """Yield the rows of a part in slices of up to MAX_NUMBERS_AT_ONCE numbers, or of one row that is longer."""
+    count = max(1, MAX_NUMBERS_AT_ONCE // (part.width * (part.block_columns.stop - part.block_columns.start)))
+    for begin in range(0, part.rows, count):
+        yield slice(begin, begin + count)
 
 
 def _blocks(part: Part, rows: Tensor) -> Tensor:

@@ -21,9 +21,9 @@ from orchestrator.parallel.block_maxima import Numbers
 from orchestrator.parallel.parameter_shard import Box, ParameterShard
 from workloads.workload import Workload
 
-LEAST = 4096
+MIN_NUMBERS = 4096
 """Parameters with fewer numbers keep fp32 moments, as in bitsandbytes: they save no memory worth an error."""
-LEAST_ROW = 8
+MIN_ROW_LENGTH = 8
 """Parameters with shorter rows keep fp32 moments too: two scales for fewer numbers save little or nothing."""
 
 
@@ -37,7 +37,7 @@ def names_in_8_bits(workload: Workload) -> frozenset[str]:
     return frozenset(
         name
         for name, shape in workload.shapes.items()
-        if math.prod(shape) >= LEAST and shape[-1] >= LEAST_ROW and name not in embeddings
+        if math.prod(shape) >= MIN_NUMBERS and shape[-1] >= MIN_ROW_LENGTH and name not in embeddings
     )
 
 
@@ -53,18 +53,20 @@ def block_counts(workload: Workload, names: Container[str]) -> dict[str, int]:
 
 @dataclass(frozen=True)
 class Part:
-    """One box of a shard as rows of blocks, or a column of these blocks.
+    """One box of a shard as rows of blocks, or one column of these blocks.
 
     Attributes:
         shard: the shard.
-        scales: the scales of the blocks, as a box of all scales of the parameter; its offset is that in the shard's.
-        begin, rows, length: where the box begins in the shard, its number of rows, and how long they are.
-        columns: the numbers of a row that are meant; all of them but for a column of blocks.
-        block_columns: the blocks of a row that are meant.
-        width: numbers of a block.
-        before, after: numbers of the first and of the last block that are not in this box: other ranks hold them, or
-            the row has ended.
-        cut_columns: which of the blocks of a row, the first (0) and the last (-1), other ranks hold numbers of.
+        scales: the box of this part's scales among those of the parameter. Its offset is that in the shard's scales.
+        begin: index of the box's first number in the shard.
+        rows: number of rows.
+        length: numbers in a row.
+        columns: the numbers of each row that belong to the part. A column of blocks has only some of them.
+        block_columns: the blocks of each row that belong to the part.
+        width: numbers in a block.
+        before: numbers of the first block that are not in this box, because other ranks hold them.
+        after: numbers of the last block that are not in this box: other ranks hold them, or the row has ended.
+        cut_columns: the blocks of a row that other ranks hold numbers of: the first (0), the last (-1), both or none.
     """
 
     shard: ParameterShard
@@ -88,20 +90,20 @@ class Part:
         """Return the view [rows, blocks] of the shard's scales."""
         return scales_view(self.scales, scales).view(self.rows, -1)[:, self.block_columns]
 
-    def column(self, which: int) -> Part:
+    def column(self, index: int) -> Part:
         """Return the first (0) or the last (-1) block of every row."""
         blocks = self.scales.extent[-1]
         if blocks == 1:
             return self
-        if which == 0:
+        if index == 0:
             columns, missing = slice(0, self.width - self.before), (self.before, 0)
         else:
             columns, missing = slice(self.length - (self.width - self.after), self.length), (0, self.after)
-        at = which % blocks
+        block = index % blocks
         return dataclasses.replace(
             self,
             columns=columns,
-            block_columns=slice(at, at + 1),
+            block_columns=slice(block, block + 1),
             before=missing[0],
             after=missing[1],
             cut_columns=(0,),
@@ -117,18 +119,18 @@ class Part:
 
 def parts_of(shard: ParameterShard) -> list[Part]:
     """Return the blocks of each of the shard's boxes, in their order."""
-    found: list[Part] = []
+    parts: list[Part] = []
     offset = 0
-    row = shard.cut.shape[-1]
-    width = min(BLOCK, row)
+    row_length = shard.cut.shape[-1]
+    width = min(BLOCK, row_length)
     for box in shard.boxes:
         length = box.extent[-1]
         start, stop = box.start[-1], box.start[-1] + length
         first, last = start // BLOCK, -(-stop // BLOCK)
         blocks = last - first
         before = start - first * BLOCK
-        cut = [0] * (before > 0) + [blocks - 1] * (stop < min(last * BLOCK, row))
-        found.append(
+        cut = [0] * (before > 0) + [blocks - 1] * (stop < min(last * BLOCK, row_length))
+        parts.append(
             Part(
                 shard=shard,
                 scales=Box((*box.start[:-1], first), (*box.extent[:-1], blocks), offset),
@@ -140,11 +142,11 @@ def parts_of(shard: ParameterShard) -> list[Part]:
                 width=width,
                 before=before,
                 after=blocks * width - before - length,
-                cut_columns=tuple(sorted({0 if at == 0 else -1 for at in cut}, reverse=True)),
+                cut_columns=tuple(sorted({0 if block == 0 else -1 for block in cut}, reverse=True)),
             )
         )
-        offset += found[-1].scales.size
-    return found
+        offset += parts[-1].scales.size
+    return parts
 
 
 def new_slot(slot: Slot, shard: ParameterShard) -> Tensor:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from orchestrator.config.object_reference import ObjectReference
 from orchestrator.optim.config import OptimizerSpec
-from orchestrator.optim.groups import Rate, groups_of_shards, plain
+from orchestrator.optim.groups import Rate, default_rate, groups_of_shards
 from orchestrator.optim.kinds import ADAMW, KINDS, Slot
 from orchestrator.optim.own import OwnOptimizer, slots_of_own
 from orchestrator.parallel.block_maxima import Maxima, own_maxima
@@ -45,7 +45,7 @@ class OptimizerContext:
     spec: OptimizerSpec
     shards: Sequence[ParameterShard]
     norms: Norms
-    rate: Callable[[str], Rate] = plain
+    rate: Callable[[str], Rate] = default_rate
     full: FullMatrices | None = None
     matmul_dtype: torch.dtype = torch.float32
     in_8_bits: Container[str] = ()

@@ -17,12 +17,12 @@ EXTENDABLE = ("constant", "inverse_sqrt", "wsd")
 SHARE = r"^[0-9]+(\.[0-9]+)?%$"
 
 
-def _steps_or_share(given: Any, steps: ValidatorFunctionWrapHandler) -> Any:
-    if isinstance(given, str) and re.match(SHARE, given):
-        return given
-    if isinstance(given, str) and not given.strip().isdecimal():
+def _steps_or_share(value: Any, parse_steps: ValidatorFunctionWrapHandler) -> Any:
+    if isinstance(value, str) and re.match(SHARE, value):
+        return value
+    if isinstance(value, str) and not value.strip().isdecimal():
         raise ValueError("is neither a number of steps nor a share of them such as 5%")
-    return steps(given)
+    return parse_steps(value)
 
 
 Steps = Annotated[
@@ -137,22 +137,22 @@ class OptimizerSpec(StrictModel):
     @model_validator(mode="after")
     def keys_of_one_optimizer_are_not_for_others(self) -> OptimizerSpec:
         for optimizer, kind in KINDS.items():
-            given = set(kind.keys) - self.at_default(*kind.keys)
-            if given and self.name != optimizer:
+            set_keys = set(kind.keys) - self.at_default(*kind.keys)
+            if set_keys and self.name != optimizer:
                 raise ValueError(
-                    f"{min(given)} is for {optimizer}, but this is {self.name}; remove it, or set betas"
+                    f"{min(set_keys)} is for {optimizer}, but this is {self.name}; remove it, or set betas"
                 )
         return self
 
     @model_validator(mode="after")
-    def an_own_one_says_its_numbers_itself(self) -> OptimizerSpec:
-        given = (
+    def an_own_optimizer_has_its_own_numbers(self) -> OptimizerSpec:
+        set_keys = (
             {"betas", "eps"} - self.at_default("betas", "eps")
             if isinstance(self.name, ObjectReference)
             else set()
         )
-        if given:
-            raise ValueError(f"{min(given)} is not for {self.name}; give it in the options of name")
+        if set_keys:
+            raise ValueError(f"{min(set_keys)} is not for {self.name}; give it in the options of name")
         return self
 
     @model_validator(mode="after")

@@ -32,7 +32,7 @@ class Rate(NamedTuple):
     decay: float | None = None
 
 
-def plain(name: str) -> Rate:
+def default_rate(name: str) -> Rate:
     """Return the job's learning rate for every parameter."""
     return Rate()
 
@@ -43,14 +43,14 @@ def rates_of(spec: OptimizerSpec, workload: Workload) -> Callable[[str], Rate]:
 
     def rate(name: str) -> Rate:
         decay = spec.layer_decay
-        found = Rate(workload.lr_scale(name), 1.0 if decay == 1.0 else decay ** workload.depth(name))
+        rate_factors = Rate(workload.lr_scale(name), 1.0 if decay == 1.0 else decay ** workload.depth(name))
         if rule >= BY_NAME and NOT_DECAYED.search(name.lower()):
-            found = found._replace(decay=0.0)
+            rate_factors = rate_factors._replace(decay=0.0)
         for group in spec.groups:
             if any(fnmatchcase(name, pattern) for pattern in group.match):
-                weight_decay = found.decay if group.weight_decay is None else group.weight_decay
-                return found._replace(group=group.lr_scale, decay=weight_decay)
-        return found
+                weight_decay = rate_factors.decay if group.weight_decay is None else group.weight_decay
+                return rate_factors._replace(group=group.lr_scale, decay=weight_decay)
+        return rate_factors
 
     return rate
 
@@ -71,15 +71,15 @@ def groups_of(
     is not divided by the factors of the depth (as in Clark et al., 2020, and Bao et al., 2022) and of the group (as in
     torch).
     """
-    found: dict[tuple[bool, Rate], list[nn.Parameter]] = {}
-    for parameter, matrix, rate in parameters:
-        found.setdefault((matrix, rate), []).append(parameter)
+    members: dict[tuple[bool, Rate], list[nn.Parameter]] = {}
+    for parameter, is_matrix, rate in parameters:
+        members.setdefault((is_matrix, rate), []).append(parameter)
 
-    def of(matrix: bool, rate: Rate) -> dict[str, Any]:
+    def group_settings(matrix: bool, rate: Rate) -> dict[str, Any]:
         scale = rate.width * rate.depth * rate.group
         decay = spec.weight_decay if rate.decay is None else rate.decay
         return {
-            "params": found[matrix, rate],
+            "params": members[matrix, rate],
             "lr": spec.lr * scale,
             "lr_scale": scale,
             "weight_decay": decay / rate.width if matrix else 0.0,
@@ -88,7 +88,7 @@ def groups_of(
     def order(key: tuple[bool, Rate]) -> tuple[bool, Rate]:  # deterministic on all ranks
         return key[0], key[1]._replace(decay=-1.0 if key[1].decay is None else key[1].decay)
 
-    return [of(*key) for key in sorted(found, key=order, reverse=True)]
+    return [group_settings(*key) for key in sorted(members, key=order, reverse=True)]
 
 
 def groups_of_shards(

@@ -39,20 +39,20 @@ class Lamb(torch.optim.Optimizer):
         updates = [self._update(group) for group in self.param_groups]
         # A matrix w with Adam's update u: w -= lr * |w| / |u| * u. The norms are of full tensors, so they are summed
         # over the ranks that hold shards. The update u includes the decay.
-        sizes = zip(self._norms(weights), self._norms(updates), self._shards, strict=True)
-        for group, p, update, (weight, size, shard) in zip(
-            self.param_groups, weights, updates, sizes, strict=True
+        norms_by_shard = zip(self._norms(weights), self._norms(updates), self._shards, strict=True)
+        for group, p, update, (weight_norm, update_norm, shard) in zip(
+            self.param_groups, weights, updates, norms_by_shard, strict=True
         ):
             if shard.matrix:
                 # A tensor that starts at zero would stay there with a ratio of 0; a zero update would divide by zero.
-                ratio = torch.where((weight > 0) & (size > 0), weight / size, 1.0)
+                ratio = torch.where((weight_norm > 0) & (update_norm > 0), weight_norm / update_norm, 1.0)
                 shard.multiply(update, ratio * group["lr"])
             else:
                 update.mul_(group["lr"])
             p.sub_(update)
 
     def _update(self, group: dict[str, Any]) -> Tensor:
-        p, (first, second) = group["params"][0], group["betas"]
+        p, (beta1, beta2) = group["params"][0], group["betas"]
         state = self.state[p]
         state.setdefault("exp_avg", torch.zeros_like(p))
         state.setdefault("exp_avg_sq", torch.zeros_like(p))
@@ -60,7 +60,7 @@ class Lamb(torch.optim.Optimizer):
         # The bias correction needs the count of this parameter's own updates, since thawed parameters begin later.
         steps = float(state["step"])
         mean, square = state["exp_avg"], state["exp_avg_sq"]
-        mean.lerp_(p.grad, 1 - first)
-        square.mul_(second).addcmul_(p.grad, p.grad, value=1 - second)
-        root = (square / (1 - second**steps)).sqrt_().add_(group["eps"])
-        return (mean / (1 - first**steps)).div_(root).add_(p, alpha=group["weight_decay"])
+        mean.lerp_(p.grad, 1 - beta1)
+        square.mul_(beta2).addcmul_(p.grad, p.grad, value=1 - beta2)
+        root = (square / (1 - beta2**steps)).sqrt_().add_(group["eps"])
+        return (mean / (1 - beta1**steps)).div_(root).add_(p, alpha=group["weight_decay"])

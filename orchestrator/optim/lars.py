@@ -38,22 +38,24 @@ class Lars(torch.optim.Optimizer):
         """Update the weights from the gradients."""
         weights = [group["params"][0] for group in self.param_groups]
         gradients = [p.grad for p in weights]
-        sizes = zip(self._norms(weights), self._norms(gradients), self._shards, strict=True)
-        for group, p, (weight, size, shard) in zip(self.param_groups, weights, sizes, strict=True):
+        norms_by_shard = zip(self._norms(weights), self._norms(gradients), self._shards, strict=True)
+        for group, p, (weight_norm, gradient_norm, shard) in zip(
+            self.param_groups, weights, norms_by_shard, strict=True
+        ):
             state, decay = self.state[p], group["weight_decay"]
             state.setdefault("momentum", torch.zeros_like(p))
             state["step"] = state.get("step", torch.tensor(0.0)) + 1
             # The decay is part of the change and so scaled by the same local rate (algorithm 1), unlike AdamW's.
-            change = p.grad + decay * p
+            update = p.grad + decay * p
             if shard.matrix:
                 # A matrix w with gradient g: the rate is lr * eta * |w| / (|g| + decay * |w| + eps), with norms of full
                 # tensors.
-                share = self.TRUST * weight / (size + decay * weight + group["eps"])
-                ratio = torch.where((weight > 0) & (size > 0), share, 1.0)
-                shard.multiply(change, ratio * group["lr"])
+                local_rate = self.TRUST * weight_norm / (gradient_norm + decay * weight_norm + group["eps"])
+                ratio = torch.where((weight_norm > 0) & (gradient_norm > 0), local_rate, 1.0)
+                shard.multiply(update, ratio * group["lr"])
             else:
-                change.mul_(group["lr"])
+                update.mul_(group["lr"])
             # The learning rate is inside of the momentum, as in the paper: a change of the rate then acts on new
             # gradients only.
             momentum = state["momentum"].mul_(group["betas"][0])
-            p.sub_(momentum.add_(change))
+            p.sub_(momentum.add_(update))

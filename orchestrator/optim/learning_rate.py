@@ -30,8 +30,8 @@ def learning_rate(spec: OptimizerSpec, step: int, steps: int, begin: int = 0) ->
         return spec.lr * (step + 1) / warmup
     if isinstance(spec.schedule, ObjectReference):
         return spec.lr * own_share(spec.schedule, step, steps)
-    decay_from = steps - decay
-    done = (step - warmup) / max(steps - warmup, 1)
+    decay_start = steps - decay
+    progress = (step - warmup) / max(steps - warmup, 1)
     match spec.schedule:
         case "constant":
             return spec.lr
@@ -40,29 +40,31 @@ def learning_rate(spec: OptimizerSpec, step: int, steps: int, begin: int = 0) ->
             return spec.lr * spec.first_lr ** (1.0 - min((step - warmup) / last, 1.0))
         case "inverse_sqrt":
             return spec.lr * math.sqrt(max(warmup, 1) / (step + 1))
-        case "wsd" if step < decay_from:
+        case "wsd" if step < decay_start:
             return spec.lr
         case "wsd":
-            shape = 1.0 - math.sqrt((step - decay_from) / decay)
+            shape = 1.0 - math.sqrt((step - decay_start) / decay)
         case "cosine":
-            shape = 0.5 * (1 + math.cos(math.pi * done))
+            shape = 0.5 * (1 + math.cos(math.pi * progress))
         case "linear":
-            shape = 1.0 - done
+            shape = 1.0 - progress
     return spec.lr * (spec.final_lr + (1 - spec.final_lr) * shape)
 
 
-def own_share(named: ObjectReference, step: int, steps: int) -> float:
+def own_share(reference: ObjectReference, step: int, steps: int) -> float:
     """Return the learning rate of an update as a share of `lr`, by the user's own schedule.
 
     Raises InputError if the schedule fails or returns an invalid share.
     """
     try:
-        found = float(load(named.use)(step, steps, **named.options))
+        share = float(load(reference.use)(step, steps, **reference.options))
     except WorkloadError as error:
         raise InputError(str(error), WHERE) from None
     except Exception as error:  # whatever the user's code raises
         reason = " ".join(f"{type(error).__name__}: {error}".split())[:200]
-        raise InputError(f"{named} failed at update {step} ({reason})", WHERE, "fix it") from None
-    if not (math.isfinite(found) and found >= 0.0):
-        raise InputError(f"{named} gives {found} at update {step}", WHERE, "give a share of lr, 0 or more")
-    return found
+        raise InputError(f"{reference} failed at update {step} ({reason})", WHERE, "fix it") from None
+    if not (math.isfinite(share) and share >= 0.0):
+        raise InputError(
+            f"{reference} gives {share} at update {step}", WHERE, "give a share of lr, 0 or more"
+        )
+    return share

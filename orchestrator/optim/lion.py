@@ -29,7 +29,7 @@ class Lion(torch.optim.Optimizer):
     def step(self, closure: None = None) -> None:  # type: ignore[override]
         """Update the weights from the gradients."""
         for group in self.param_groups:
-            near, far = group["betas"]
+            beta1, beta2 = group["betas"]
             for p in group["params"]:
                 state = self.state[p]
                 state.setdefault("exp_avg", torch.zeros_like(p))
@@ -37,6 +37,6 @@ class Lion(torch.optim.Optimizer):
                 average = state["exp_avg"]
                 # The update looks nearer at this gradient (beta1) than the stored average does (beta2), and is made
                 # before the average takes the gradient.
-                update = torch.lerp(p.grad, average, near).sign_()
+                update = torch.lerp(p.grad, average, beta1).sign_()
                 p.mul_(1 - group["lr"] * group["weight_decay"]).add_(update, alpha=-group["lr"])
-                average.lerp_(p.grad, 1 - far)
+                average.lerp_(p.grad, 1 - beta2)

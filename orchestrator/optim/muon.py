@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 """The coefficients of the quintic polynomial whose iteration brings every singular value near one."""
 ITERATIONS = 5
-LEAST_NORM = 1e-7
+MIN_NORM = 1e-7
 RMS = 0.2
 """The root mean square of an update's elements, which is about that of AdamW's updates."""
 
@@ -60,8 +60,12 @@ class Muon(torch.optim.Optimizer):
         self._momentum = spec.momentum
         self._full = full
         self._dtype = dtype
-        rest = [group for group in self.param_groups if not group["muon"]]
-        self._adamw = torch.optim.AdamW(rest, betas=spec.betas, eps=spec.eps, fused=True) if rest else None
+        adamw_groups = [group for group in self.param_groups if not group["muon"]]
+        self._adamw = (
+            torch.optim.AdamW(adamw_groups, betas=spec.betas, eps=spec.eps, fused=True)
+            if adamw_groups
+            else None
+        )
         if self._adamw is not None:
             self._adamw.state = self.state  # both share one state per parameter, each with its own slots
 
@@ -109,7 +113,7 @@ def orthogonal(matrix: Tensor, dtype: torch.dtype) -> Tensor:
     x = x.mT if tall else x
     # Dividing by the Frobenius norm brings all singular values to at most 1, from where the iteration converges. The
     # gram matrix of a wide matrix is the smaller one, so tall matrices are transposed.
-    x = x / x.norm(dim=(-2, -1), keepdim=True).clamp(min=LEAST_NORM)
+    x = x / x.norm(dim=(-2, -1), keepdim=True).clamp(min=MIN_NORM)
     for _ in range(ITERATIONS):
         gram = x @ x.mT
         # a x + b (x x^T) x + c (x x^T)^2 x: each singular value s becomes a s + b s^3 + c s^5, and the singular

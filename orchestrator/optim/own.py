@@ -13,32 +13,36 @@ from workloads.errors import WorkloadError
 from workloads.own.object_reference import call, load
 
 WHERE = "train.optimizer.name"
-TAKEN = ("step", "average")
+RESERVED_SLOTS = ("step", "average")
 
 
-def make_own(named: ObjectReference) -> Any:
+def make_own(reference: ObjectReference) -> Any:
     """Return the optimizer that a job names. Raises InputError."""
     try:
-        found = call(named.use, load(named.use), named.options)
+        optimizer = call(reference.use, load(reference.use), reference.options)
     except WorkloadError as error:
         raise InputError(str(error), WHERE) from None
-    slots = getattr(found, "slots", None)
-    if not callable(getattr(found, "update", None)) or not isinstance(slots, list | tuple):
-        raise InputError(f"{named} has no slots and update", WHERE, "see workloads.own.protocols.Optimizer")
+    slots = getattr(optimizer, "slots", None)
+    if not callable(getattr(optimizer, "update", None)) or not isinstance(slots, list | tuple):
+        raise InputError(
+            f"{reference} has no slots and update", WHERE, "see workloads.own.protocols.Optimizer"
+        )
     if wrong := [
-        name for name in slots if not isinstance(name, str) or not name.isidentifier() or name in TAKEN
+        name
+        for name in slots
+        if not isinstance(name, str) or not name.isidentifier() or name in RESERVED_SLOTS
     ]:
         raise InputError(
-            f"slot {wrong[0]!r} of {named} must be an identifier other than {' and '.join(TAKEN)}",
+            f"slot {wrong[0]!r} of {reference} must be an identifier other than {' and '.join(RESERVED_SLOTS)}",
             WHERE,
             "rename the slot",
         )
-    return found
+    return optimizer
 
 
-def slots_of_own(named: ObjectReference) -> tuple[str, ...]:
-    """Return the names of a parameter's states. Raises InputError."""
-    return tuple(make_own(named).slots)
+def slots_of_own(reference: ObjectReference) -> tuple[str, ...]:
+    """Return the names of the state tensors of a parameter. Raises InputError."""
+    return tuple(make_own(reference).slots)
 
 
 class OwnOptimizer(torch.optim.Optimizer):
@@ -47,9 +51,9 @@ class OwnOptimizer(torch.optim.Optimizer):
     step_count_on_host = True
     """`step` reads the step count as a Python number. On a GPU tensor this would be a synchronisation."""
 
-    def __init__(self, groups: list[dict[str, Any]], named: ObjectReference, lr: float) -> None:
+    def __init__(self, groups: list[dict[str, Any]], reference: ObjectReference, lr: float) -> None:
         super().__init__(groups, {"lr": lr})
-        self._own = make_own(named)
+        self._optimizer = make_own(reference)
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
@@ -57,39 +61,46 @@ class OwnOptimizer(torch.optim.Optimizer):
         for group in self.param_groups:
             for p in group["params"]:
                 state = self.state[p]
-                for slot in self._own.slots:
+                for slot in self._optimizer.slots:
                     state.setdefault(slot, torch.zeros_like(p))
                 state["step"] = state.get("step", torch.tensor(0.0)) + 1
-                states = {slot: state[slot] for slot in self._own.slots}
-                more = {"lr": group["lr"], "weight_decay": group["weight_decay"], "step": int(state["step"])}
-                self._own.update(p, p.grad, states, **more)
+                states = {slot: state[slot] for slot in self._optimizer.slots}
+                settings = {
+                    "lr": group["lr"],
+                    "weight_decay": group["weight_decay"],
+                    "step": int(state["step"]),
+                }
+                self._optimizer.update(p, p.grad, states, **settings)
 
 
-def check_own(named: ObjectReference) -> None:
+def check_own(reference: ObjectReference) -> None:
     """Raise InputError if the update of a part differs from that part of the update, or if an update fails."""
     generator = torch.Generator().manual_seed(0)
     start, gradients = torch.randn(4, 6, generator=generator), torch.randn(3, 4, 6, generator=generator)
     try:
-        whole = _updated(named, start, list(gradients))
-        parts = [_updated(named, start.flatten()[cut], [g.flatten()[cut] for g in gradients]) for cut in (
+        full_update = _updated(reference, start, list(gradients))
+        part_updates = [_updated(reference, start.flatten()[part], [g.flatten()[part] for g in gradients]) for part in (
             slice(0, 7), slice(7, 24))]  # fmt: skip
     except Exception as error:  # whatever the user's code raises
         if isinstance(error, InputError):
             raise
         reason = " ".join(f"{type(error).__name__}: {error}".split())[:200]
-        raise InputError(f"the update of {named} failed ({reason})", WHERE, "fix it") from None
-    if not torch.equal(whole.flatten(), torch.cat(parts)):
-        problem = f"{named} updates a part of a parameter differently from the whole, so results depend on the layout"
-        raise InputError(problem, WHERE, "change each number by itself")
-    if torch.equal(whole, start):
-        raise InputError(f"{named} changes nothing", WHERE, "change the parameter in place")
+        raise InputError(f"the update of {reference} failed ({reason})", WHERE, "fix it") from None
+    if not torch.equal(full_update.flatten(), torch.cat(part_updates)):
+        problem = f"{reference} updates a part of a parameter differently from the whole parameter"
+        hint = "compute each element from its own gradient and state, so that results do not depend on the layout"
+        raise InputError(problem, WHERE, hint)
+    if torch.equal(full_update, start):
+        raise InputError(f"{reference} changes nothing", WHERE, "change the parameter in place")
 
 
-def _updated(named: ObjectReference, start: torch.Tensor, gradients: Sequence[torch.Tensor]) -> torch.Tensor:
+def _updated(
+    reference: ObjectReference, start: torch.Tensor, gradients: Sequence[torch.Tensor]
+) -> torch.Tensor:
     parameter = torch.nn.Parameter(start.clone())
     groups = [{"params": [parameter], "lr": 0.1, "lr_scale": 1.0, "weight_decay": 0.1}]
-    made = OwnOptimizer(groups, named, 0.1)
+    optimizer = OwnOptimizer(groups, reference, 0.1)
     for gradient in gradients:
         parameter.grad = gradient.clone()
-        made.step()
+        optimizer.step()
     return parameter.detach()

@@ -16,21 +16,21 @@ from orchestrator.parallel.legal_layouts import fit, shard_of, uneven
 from orchestrator.planner.demand import Demand
 
 MICRO_BATCHES = (1, 2, 4, 8, 16, 32, 64)
-SEARCHED = ("1f1b", "interleaved", "zbv")
+SEARCHED_SCHEDULES = ("1f1b", "interleaved", "zbv")
 """Schedules in a search: each other one is slower than one of these and needs no less memory."""
-VIRTUAL = 4
+SEARCHED_VIRTUAL = 4
 """Stages per rank of interleaved schedules in a search."""
-SURE = 0.84
+SAFE_SHARE = 0.84
 """Share of the offered memory that a layout with partial recomputation may need. Such a layout is built to use nearly
 all that it may, and a trace may find so much more than the formula (docs/predictions.md)."""
 
 
-BEYOND = 1.5
+MAX_OVERSIZE = 1.5
 """Ratio of needed to offered memory beyond which no other cut of the pipeline is tried: it moves too few layers."""
 
 
 @dataclass(frozen=True)
-class Room:
+class LayoutEstimates:
     """Questions of the search about a layout.
 
     Attributes:
@@ -51,12 +51,12 @@ class Family:
     """Layouts that differ only in sharding, recomputation, offload, the cut of the pipeline and the engine.
 
     Attributes:
-        least: for each cut a layout whose passes take the least time, for the lower bound; it need not be in the
+        fastest: for each cut a layout whose passes take the least time, for the lower bound; it need not be in the
             family.
         layouts: returns the layouts.
     """
 
-    least: tuple[Layout, ...]
+    fastest: tuple[Layout, ...]
     layouts: Callable[[], Iterator[Layout]]
 
 
@@ -65,11 +65,11 @@ class Degrees:
     """All families with the same degrees of parallelism (pp, cp, tp, ep).
 
     Attributes:
-        least: a layout whose passes take the least time over all ranks of a pipeline, for the lower bound.
+        fastest: a layout whose passes take the least time over all ranks of a pipeline, for the lower bound.
         families: returns the families.
     """
 
-    least: Layout
+    fastest: Layout
     families: Callable[[], Iterator[Family]]
 
 
@@ -79,7 +79,7 @@ def all_degrees(
     workers: int,
     per_node: int,
     reject: Callable[[tuple[Layout, str]], None],
-    room: Room,
+    estimates: LayoutEstimates,
 ) -> Iterator[Degrees]:
     """Yield every layout to consider, by degrees.
 
@@ -89,7 +89,7 @@ def all_degrees(
         workers: maximum number of ranks.
         per_node: ranks that share a node.
         reject: called with degrees that divide the workers but that the model cannot have, and the reason.
-        room: says which layouts fit; state is offloaded only if a layout does not.
+        estimates: says which layouts fit; state is offloaded only if a layout does not.
     """
     batch = demand.batch
     virtual = demand.shards
@@ -101,7 +101,7 @@ def all_degrees(
     pins = parallel.pins if isinstance(parallel, ParallelSpec) else {}
     micros = [pins["micro_batch"]] if "micro_batch" in pins else micros
     yield from _Families(
-        demand, shape, workers=workers, per_node=per_node, micros=micros, pins=pins, room=room
+        demand, shape, workers=workers, per_node=per_node, micros=micros, pins=pins, estimates=estimates
     ).all(reject)
 
 
@@ -110,20 +110,23 @@ def _pinned(
 ) -> Iterator[Degrees]:
     """Yield the layouts of a job that leaves only the width, and perhaps the micro-batch, to the planner."""
     batch = demand.batch
-    wide = [
+    pinned_layouts = [
         Layout(**{**parallel.pins, "micro_batch": micro})
         for micro in ([parallel.micro_batch] if parallel.micro_batch else micros)
     ]
     # A layout that does not fit the workers is yielded too, so that the error names the reason.
     width = max(workers // (parallel.pp * parallel.cp * parallel.tp), 1)
-    layouts = [fit(each, workers, batch, demand.shards) or each.but(dp=width) for each in wide]
-    yield Degrees(layouts[-1], partial(map, _alone, layouts))
-    for layout in _uneven(demand, shape, wide[-1], workers=workers, even_width=layouts[-1].dp):
+    layouts = [
+        fit(layout_without_dp, workers, batch, demand.shards) or layout_without_dp.but(dp=width)
+        for layout_without_dp in pinned_layouts
+    ]
+    yield Degrees(layouts[-1], partial(map, _single, layouts))
+    for layout in _uneven(demand, shape, pinned_layouts[-1], workers=workers, even_width=layouts[-1].dp):
         if not layout.problems(shape, batch):
-            yield Degrees(layout, partial(map, _alone, [layout]))
+            yield Degrees(layout, partial(map, _single, [layout]))
 
 
-def _alone(layout: Layout) -> Family:
+def _single(layout: Layout) -> Family:
     """Return the family of one layout."""
     return Family((layout,), partial(iter, (layout,)))
 
@@ -147,10 +150,10 @@ class _Families:
     per_node: int
     micros: Sequence[int]
     pins: Mapping[str, Any]
-    room: Room
+    estimates: LayoutEstimates
 
     @property
-    def _gpu(self) -> bool:
+    def _on_gpu(self) -> bool:
         return self.demand.resources.per_worker.gpu > 0
 
     def all(self, reject: Callable[[tuple[Layout, str]], None]) -> Iterator[Degrees]:
@@ -158,11 +161,13 @@ class _Families:
         shape = self.shape
         workers = self.workers
         pins = self.pins
-        gpu = self._gpu
+        gpu = self._on_gpu
         axes = [_degrees(shape, workers, axis, pins, reject) for axis in ("pp", "cp", "tp", "ep")]
         recomputes = _choices(pins, "recompute", ("none",) if shape.no_recompute else _recomputes(gpu))
-        some = pins.get("recompute_layers", 0)
-        recomputes = [each for each in recomputes if not some or each != "none"] or recomputes
+        recompute_layers = pins.get("recompute_layers", 0)
+        recomputes = [
+            recompute for recompute in recomputes if not recompute_layers or recompute != "none"
+        ] or recomputes
         for pp, cp, tp, ep in itertools.product(*axes):
             if pp * cp * tp * ep > workers:
                 continue
@@ -172,11 +177,13 @@ class _Families:
             degrees = Layout(pp=pp, cp=cp, tp=tp, ep=ep, sequence=sequence)
             widest = self._widest(degrees)
             if widest is not None:
-                widest = widest.but(recompute=recomputes[0], recompute_layers=some)
+                widest = widest.but(recompute=recomputes[0], recompute_layers=recompute_layers)
                 fitting = _divisors_up_to(self.micros, self.demand.batch // widest.dp)
-                yield Degrees(widest, partial(self._with, widest, fitting, recomputes))
+                yield Degrees(widest, partial(self._families_of, widest, fitting, recomputes))
                 for layout in self._uneven(widest):
-                    yield Degrees(layout, partial(self._with, layout, [layout.micro_batch], recomputes))
+                    yield Degrees(
+                        layout, partial(self._families_of, layout, [layout.micro_batch], recomputes)
+                    )
 
     def _widest(self, degrees: Layout) -> Layout | None:
         """Return the layout with these degrees and the largest dp that leaves enough micro-batches for the schedule.
@@ -197,16 +204,20 @@ class _Families:
         result = _uneven(self.demand, self.shape, widest_layout, workers=self.workers, even_width=widest.dp)
         return [layout for layout in result if layout.micro_batch in self.micros]
 
-    def _with(self, widest: Layout, micros: Sequence[int], recomputes: Sequence[str]) -> Iterator[Family]:
+    def _families_of(
+        self, widest: Layout, micros: Sequence[int], recomputes: Sequence[str]
+    ) -> Iterator[Family]:
         """Yield the families with the degrees of `widest`: one for each micro-batch and schedule."""
         shape = self.shape
         pins = self.pins
         batch = self.demand.batch
         too_large: dict[tuple[str, int, int, int], int] = {}
-        for micro, (schedule, several) in itertools.product(micros, _schedules(shape, widest.pp, pins)):
-            layout = widest.but(micro_batch=micro, schedule=schedule, virtual=several)
-            ways = _ways(shape, layout, pins, self.room)
-            layout = layout.but(first_less=ways[0][0], last_less=ways[0][1])
+        for micro, (schedule, stages_per_rank) in itertools.product(
+            micros, _schedules(shape, widest.pp, pins)
+        ):
+            layout = widest.but(micro_batch=micro, schedule=schedule, virtual=stages_per_rank)
+            pipeline_cuts = _pipeline_cuts(shape, layout, pins, self.estimates)
+            layout = layout.but(first_less=pipeline_cuts[0][0], last_less=pipeline_cuts[0][1])
             if layout.problems(
                 shape, batch
             ):  # with any sharding; it is yielded so that the error names the reason
@@ -214,20 +225,22 @@ class _Families:
                 if self._matches_pins(layout):
                     yield Family((layout,), partial(iter, (layout,)))
                 continue
-            fastest = tuple(layout.but(first_less=first, last_less=last) for first, last in ways)
-            every = partial(self._of, layout, ways, recomputes, too_large)
-            yield Family(fastest, partial(self._matching_pins, every))
+            fastest_by_cut = tuple(
+                layout.but(first_less=first, last_less=last) for first, last in pipeline_cuts
+            )
+            all_layouts = partial(self._layouts_of_family, layout, pipeline_cuts, recomputes, too_large)
+            yield Family(fastest_by_cut, partial(self._matching_pins, all_layouts))
 
-    def _matching_pins(self, layouts: Callable[[], Iterator[Layout]]) -> Iterator[Layout]:
-        return filter(self._matches_pins, layouts())
+    def _matching_pins(self, make_layouts: Callable[[], Iterator[Layout]]) -> Iterator[Layout]:
+        return filter(self._matches_pins, make_layouts())
 
     def _matches_pins(self, layout: Layout) -> bool:
         return all(getattr(layout, key) == value for key, value in self.pins.items())
 
-    def _of(
+    def _layouts_of_family(
         self,
         layout: Layout,
-        ways: Sequence[tuple[int, int]],
+        pipeline_cuts: Sequence[tuple[int, int]],
         recomputes: Sequence[str],
         too_large: dict[tuple[str, int, int, int], int],
     ) -> Iterator[Layout]:
@@ -235,78 +248,94 @@ class _Families:
 
         Args:
             layout: gives degrees, micro-batch and schedule.
-            ways: the cuts of the pipeline to try.
+            pipeline_cuts: the cuts of the pipeline to try.
             recomputes: kinds of recomputation, cheapest first.
             too_large: by (schedule, virtual, zero, shard) the smallest micro-batch known not to fit; shared by the
                 families with the same degrees.
         """
         shape = self.shape
         pins = self.pins
-        room = self.room
-        gpu = self._gpu
-        alone = layout.dp * layout.cp == 1  # nothing to shard, but DeepSpeed can offload it
-        zeros = _choices(pins, "zero", (0,) if alone and not gpu else range(4))
-        shards = _choices(pins, "shard", _shards(layout, self.per_node) if gpu else (0,))
+        estimates = self.estimates
+        on_gpu = self._on_gpu
+        is_unsharded = layout.dp * layout.cp == 1  # nothing to shard, but DeepSpeed can offload it
+        zeros = _choices(pins, "zero", (0,) if is_unsharded and not on_gpu else range(4))
+        shards = _choices(pins, "shard", _shards(layout, self.per_node) if on_gpu else (0,))
         for zero, shard in [(z, s) for z in zeros for s in (shards if z > 1 else (0,))]:
             key = (layout.schedule, layout.virtual, zero, shard)
             if layout.micro_batch >= too_large.get(key, math.inf):
                 continue
-            kept = _cut(layout.but(zero=zero, shard=shard, recompute=recomputes[0]), ways, room)
-            tight = room.is_tight(kept)
-            smallest = _cut(kept.but(recompute=recomputes[-1]), ways, room) if tight else kept
-            if tight and room.is_tight(smallest) and not (gpu and _offloads(smallest, room)):
+            without_recompute = _with_best_cut(
+                layout.but(zero=zero, shard=shard, recompute=recomputes[0]), pipeline_cuts, estimates
+            )
+            is_tight = estimates.is_tight(without_recompute)
+            smallest = (
+                _with_best_cut(without_recompute.but(recompute=recomputes[-1]), pipeline_cuts, estimates)
+                if is_tight
+                else without_recompute
+            )
+            if is_tight and estimates.is_tight(smallest) and not (on_gpu and _offloads(smallest, estimates)):
                 too_large[key] = layout.micro_batch
-                if not alone or zero == zeros[0]:
+                if not is_unsharded or zero == zeros[0]:
                     yield smallest  # the variant that needs least, for the error
                 continue
             # Recomputation only takes longer, so a layout that fits does without.
-            for recompute in recomputes if tight else recomputes[:1]:
-                sharded = kept
-                if recompute != kept.recompute:
-                    sharded = smallest if recompute == smallest.recompute else kept.but(recompute=recompute)
-                    sharded = _recomputed(shape, _cut(sharded, ways, room), pins, room)
-                if not alone or zero == zeros[0]:
+            for recompute in recomputes if is_tight else recomputes[:1]:
+                sharded = without_recompute
+                if recompute != without_recompute.recompute:
+                    sharded = (
+                        smallest
+                        if recompute == smallest.recompute
+                        else without_recompute.but(recompute=recompute)
+                    )
+                    sharded = _with_fewest_recomputed(
+                        shape, _with_best_cut(sharded, pipeline_cuts, estimates), pins, estimates
+                    )
+                if not is_unsharded or zero == zeros[0]:
                     yield sharded
-                elif not room.is_tight(sharded):
+                elif not estimates.is_tight(sharded):
                     continue
-                yield from _variants(self.demand, shape, sharded, pins, room)
+                yield from _variants(self.demand, shape, sharded, pins, estimates)
 
 
 def _schedules(shape: ModelShape, pp: int, pins: Mapping[str, Any]) -> list[tuple[str, int]]:
     """Return the schedules to try, each with its stages per rank.
 
-    Interleaved schedules get VIRTUAL stages per rank if the model has enough layers, else two: more stages make the
-    bubble shorter and need less memory. Embedding and head may be stages of their own.
+    Interleaved schedules get SEARCHED_VIRTUAL stages per rank if the model has enough layers, else two. More stages
+    make the bubble shorter and need less memory. Embedding and head may be stages of their own.
     """
     cuts_ends = shape.bare_ends and not {"first_less", "last_less"} & set(pins)
     layers = (shape.stages or shape.layers) + 2 * cuts_ends
     result: list[tuple[str, int]] = []
-    for schedule in _choices(pins, "schedule", SEARCHED if pp > 1 else ("1f1b",)):
-        several = pp > 1 and schedule in ("interleaved", "zero_bubble")
-        most = VIRTUAL if several and VIRTUAL * pp <= layers else 2
-        result += [(schedule, each) for each in _choices(pins, "virtual", (most,))]
+    for schedule in _choices(pins, "schedule", SEARCHED_SCHEDULES if pp > 1 else ("1f1b",)):
+        is_interleaved = pp > 1 and schedule in ("interleaved", "zero_bubble")
+        default_virtual = SEARCHED_VIRTUAL if is_interleaved and SEARCHED_VIRTUAL * pp <= layers else 2
+        result += [(schedule, virtual) for virtual in _choices(pins, "virtual", (default_virtual,))]
     return result
 
 
-def _cut(layout: Layout, ways: Sequence[tuple[int, int]], room: Room) -> Layout:
+def _with_best_cut(
+    layout: Layout, pipeline_cuts: Sequence[tuple[int, int]], estimates: LayoutEstimates
+) -> Layout:
     """Return the layout with the first cut under which it fits, else with the first cut.
 
-    `ways` are sorted by the work of the busiest rank, least first.
+    `pipeline_cuts` are sorted by the work of the busiest rank, least first.
     """
-    best = layout.but(first_less=ways[0][0], last_less=ways[0][1])
-    if len(ways) == 1 or not 1.0 < room.share(best) <= BEYOND:
+    best = layout.but(first_less=pipeline_cuts[0][0], last_less=pipeline_cuts[0][1])
+    if len(pipeline_cuts) == 1 or not 1.0 < estimates.share(best) <= MAX_OVERSIZE:
         return best
-    others = (layout.but(first_less=first, last_less=last) for first, last in ways[1:])
-    return next((each for each in others if not room.is_tight(each)), best)
+    other_cuts = (layout.but(first_less=first, last_less=last) for first, last in pipeline_cuts[1:])
+    return next(
+        (layout_with_cut for layout_with_cut in other_cuts if not estimates.is_tight(layout_with_cut)), best
+    )
 
 
-def _ways(
-    shape: ModelShape, layout: Layout, pins: Mapping[str, Any], room: Room
+def _pipeline_cuts(
+    shape: ModelShape, layout: Layout, pins: Mapping[str, Any], estimates: LayoutEstimates
 ) -> Sequence[tuple[int, int]]:
     """Return the cuts of the pipeline to try, as (layers fewer on the first stage, on the last stage)."""
     if layout.pp == 1 or "first_less" in pins or "last_less" in pins or shape.stages not in (0, shape.layers):
         return ((pins.get("first_less", 0), pins.get("last_less", 1)),)
-    first, head = room.ends(layout)
+    first, head = estimates.ends(layout)
     return cuts(
         shape.layers,
         layout.pp,
@@ -318,21 +347,33 @@ def _ways(
     )
 
 
-def _recomputed(shape: ModelShape, layout: Layout, pins: Mapping[str, Any], room: Room) -> Layout:
+def _with_fewest_recomputed(
+    shape: ModelShape, layout: Layout, pins: Mapping[str, Any], estimates: LayoutEstimates
+) -> Layout:
     """Return the layout with the fewest recomputed layers that fit.
 
     The needed memory falls with their number, for the fullest rank at first at least as fast as later. It is therefore
-    below the line from none to all layers: with n layers, needs N (none) and E (all) and SURE as the limit,
-    ceil(n (N - SURE) / (N - E)) recomputed layers are enough.
+    below the line from none to all layers: with n layers, needs N (none) and E (all) and SAFE_SHARE as the limit,
+    ceil(n (N - SAFE_SHARE) / (N - E)) recomputed layers are enough.
     """
     if layout.recompute == "none" or {"recompute_layers", "recompute"} & set(pins):
         return layout
-    most = -(-max(layers_by_rank(shape.layers, layout)) // (layout.stages // layout.pp))
-    none, every = room.share(layout.but(recompute="none")), room.share(layout)
-    if every > SURE or none <= every or shape.stages not in (0, shape.layers):
+    layers_per_stage = -(-max(layers_by_rank(shape.layers, layout)) // (layout.stages // layout.pp))
+    share_without, share_with_all = estimates.share(layout.but(recompute="none")), estimates.share(layout)
+    if (
+        share_with_all > SAFE_SHARE
+        or share_without <= share_with_all
+        or shape.stages not in (0, shape.layers)
+    ):
         return layout
-    few = math.ceil(most * (none - SURE) / (none - every))
-    return layout.but(recompute_layers=max(few, 1)) if few < most else layout
+    recomputed_layers = math.ceil(
+        layers_per_stage * (share_without - SAFE_SHARE) / (share_without - share_with_all)
+    )
+    return (
+        layout.but(recompute_layers=max(recomputed_layers, 1))
+        if recomputed_layers < layers_per_stage
+        else layout
+    )
 
 
 def _divisors_up_to(micros: Sequence[int], share: int) -> list[int]:
@@ -340,15 +381,15 @@ def _divisors_up_to(micros: Sequence[int], share: int) -> list[int]:
     return sorted({max(d for d in divisors(share) if d <= micro) for micro in micros})
 
 
-def _offloads(layout: Layout, room: Room) -> bool:
+def _offloads(layout: Layout, estimates: LayoutEstimates) -> bool:
     """Whether the layout fits if everything possible is offloaded to the host's memory."""
     if layout.dp < layout.world:
-        return not room.is_tight(layout.but(offload="optimizer"))
-    return not room.is_tight(layout.but(engine="deepspeed", offload="parameters"))
+        return not estimates.is_tight(layout.but(offload="optimizer"))
+    return not estimates.is_tight(layout.but(engine="deepspeed", offload="parameters"))
 
 
-def _choices(pins: Mapping[str, Any], key: str, otherwise: Sequence[Any]) -> Sequence[Any]:
-    return [pins[key]] if key in pins else otherwise
+def _choices(pins: Mapping[str, Any], key: str, default: Sequence[Any]) -> Sequence[Any]:
+    return [pins[key]] if key in pins else default
 
 
 def _shards(layout: Layout, per_node: int) -> tuple[int, ...]:
@@ -372,23 +413,23 @@ def _degrees(
     Degrees need not divide the workers. Of 63 workers, 60 in pipelines of 15 may be more useful than all of them in
     pipelines of 7, if the batch does not divide into the latter.
     """
-    asked = _choices(pins, axis, divisors(workers) if axis != "ep" else ())
-    possible = {} if axis in pins else dict.fromkeys(_possible(shape, axis))
+    requested = _choices(pins, axis, divisors(workers) if axis != "ep" else ())
+    possible = {} if axis in pins else dict.fromkeys(_possible_degrees(shape, axis))
     cut = {key: pins[key] for key in ("first_less", "last_less") if key in pins and axis == "pp"}
     result = []
-    for ways in sorted({*asked, *possible}):
-        alone = Layout.from_json({axis: ways, "dp": ways if axis == "ep" else 1, **cut})
-        if problems := split_problems(alone, shape):
-            if ways in asked:
-                reject((alone, problems[0]))
-        elif ways <= workers:
-            result.append(ways)
-        elif ways in asked:
-            reject((alone, f"{axis} {ways} needs {ways} workers of {workers}; lower it, or add workers"))
+    for degree in sorted({*requested, *possible}):
+        layout = Layout.from_json({axis: degree, "dp": degree if axis == "ep" else 1, **cut})
+        if problems := split_problems(layout, shape):
+            if degree in requested:
+                reject((layout, problems[0]))
+        elif degree <= workers:
+            result.append(degree)
+        elif degree in requested:
+            reject((layout, f"{axis} {degree} needs {degree} workers of {workers}; lower it, or add workers"))
     return result
 
 
-def _possible(shape: ModelShape, axis: str) -> Sequence[int]:
+def _possible_degrees(shape: ModelShape, axis: str) -> Sequence[int]:
     """Return a superset of the degrees of an axis that the model can have."""
     if axis == "ep":
         return divisors(shape.experts) if shape.experts else (1,)
@@ -396,7 +437,7 @@ def _possible(shape: ModelShape, axis: str) -> Sequence[int]:
         return range(1, (shape.stages or shape.layers) + 1)
     if axis == "tp":
         return divisors(shape.feedforward)
-    return (1, *(ways for ways in divisors(shape.sequence_length) if 2 * ways <= shape.sequence_length))
+    return (1, *(degree for degree in divisors(shape.sequence_length) if 2 * degree <= shape.sequence_length))
 
 
 def _variants(
@@ -404,17 +445,17 @@ def _variants(
     shape: ModelShape,
     layout: Layout,
     pins: Mapping[str, Any],
-    room: Room,
+    estimates: LayoutEstimates,
 ) -> Iterator[Layout]:
     """Yield the legal variants of a layout: on DeepSpeed, and with offloaded state if a GPU's memory is too small."""
-    gpu = demand.on_gpu and not demand.shards
-    tight = gpu and "offload" not in pins and room.is_tight(layout)
-    offloads = _choices(pins, "offload", ("none", "optimizer", "parameters") if tight else ("none",))
+    on_gpu = demand.on_gpu and not demand.shards
+    is_tight = on_gpu and "offload" not in pins and estimates.is_tight(layout)
+    offloads = _choices(pins, "offload", ("none", "optimizer", "parameters") if is_tight else ("none",))
     # The DeepSpeed engine is data parallel only, and shards at least the optimizer state.
     engines = ("torch", "deepspeed") if layout.zero and layout.dp == layout.world else ("torch",)
     for engine, offload in itertools.product(engines, offloads):
         if engine == "torch" and offload in ("none", "parameters"):
             continue
-        other = layout.but(engine=engine, offload=offload)
-        if not other.problems(shape, demand.batch) and not demand.engine_problems(other):
-            yield other
+        variant = layout.but(engine=engine, offload=offload)
+        if not variant.problems(shape, demand.batch) and not demand.engine_problems(variant):
+            yield variant

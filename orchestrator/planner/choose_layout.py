@@ -15,7 +15,7 @@ from typing import Any
 
 from orchestrator.parallel.config import cost_of
 from orchestrator.parallel.layout import Layout, ModelShape
-from orchestrator.planner.candidates import Degrees, Family, Room, all_degrees
+from orchestrator.planner.candidates import Degrees, Family, LayoutEstimates, all_degrees
 from orchestrator.planner.demand import Demand
 from orchestrator.planner.device import Machine
 from orchestrator.planner.memory import (
@@ -26,19 +26,19 @@ from orchestrator.planner.memory import (
     peak_by_stage,
     peak_bytes,
 )
-from orchestrator.planner.no_layout import needs, no_layout
-from orchestrator.planner.own_cost import Refusal, with_own
+from orchestrator.planner.no_layout import memory_text, no_layout
+from orchestrator.planner.own_cost import Refusal, with_own_cost
 from orchestrator.planner.search import TIE, Candidate, Search
 from orchestrator.planner.simulation.step import (
     ends_in_layers,
-    in_share_of_steps,
     saved_bytes,
+    step_seconds_quantile,
     step_time,
 )
 
-SHARES = (0.05, 0.5, 0.95)
+QUANTILE_SHARES = (0.05, 0.5, 0.95)
 """Shares of steps for which the plan gives an upper limit on their seconds."""
-NOTHING: Mapping[Layout, Verdict] = MappingProxyType({})
+NO_VERDICTS: Mapping[Layout, Verdict] = MappingProxyType({})
 
 
 @dataclass(frozen=True)
@@ -47,11 +47,11 @@ class Verdict:
 
     Attributes:
         reason: why the layout is rejected; empty if it fits.
-        times: traced memory / memory by the formula.
+        ratio: traced memory / memory by the formula.
     """
 
     reason: str
-    times: float
+    ratio: float
 
 
 @dataclass(frozen=True)
@@ -91,8 +91,8 @@ class Plan:
         """Upper limit on the seconds of a share of the steps, by that share."""
         chosen = self.chosen
         return {
-            str(share): in_share_of_steps(chosen.time, chosen.layout.world, self.machine, share)
-            for share in SHARES
+            str(share): step_seconds_quantile(chosen.time, chosen.layout.world, self.machine, share)
+            for share in QUANTILE_SHARES
         }
 
     def _by_rank(self, by_stage: tuple[float, ...]) -> list[int]:
@@ -127,29 +127,29 @@ class Plan:
 
 
 @contextmanager
-def _uncollected() -> Iterator[None]:
+def _without_garbage_collection() -> Iterator[None]:
     """Turn off the garbage collector within the context.
 
     A plan creates no reference cycles, and searching hundreds of thousands of layouts for them takes a fifth of the
     time.
     """
-    collects = gc.isenabled()
+    was_enabled = gc.isenabled()
     gc.disable()
     try:
         yield
     finally:
-        if collects:
+        if was_enabled:
             gc.enable()
 
 
-@_uncollected()
+@_without_garbage_collection()
 def plan(
     demand: Demand,
     shape: ModelShape,
     workers: int,
     machine: Machine,
     must_fit: bool = True,
-    verdicts: Mapping[Layout, Verdict] = NOTHING,
+    verdicts: Mapping[Layout, Verdict] = NO_VERDICTS,
 ) -> Plan:
     """Return the fastest legal layout that fits on at most `workers` ranks.
 
@@ -169,48 +169,53 @@ def plan(
     Raises:
         InputError: if the layout that the job gives is illegal, or if no layout is legal and fits, with the reason.
     """
-    wanted = demand.resources.workers.min
+    min_workers = demand.resources.workers.min
     sorter = _Sorter(
         demand,
         shape,
         workers,
         machine=machine,
         verdicts=verdicts,
-        least_world=wanted if demand.searches_layout and wanted <= workers else 1,
+        min_world=min_workers if demand.searches_layout and min_workers <= workers else 1,
     )
     batch = demand.batch
     program = demand.program
-    room = Room(
-        lambda layout: sorter.size_of(layout) / sorter.offered,
+    estimates = LayoutEstimates(
+        lambda layout: sorter.bytes_of(layout) / sorter.offered,
         lambda layout: ends_in_layers(shape, layout, machine, program),
     )
     impossible: list[tuple[Layout, str]] = []
     search = Search(shape, batch, machine, program, cost_of(demand.parallel))
 
-    def possible_of(degrees: Degrees) -> Iterator[Family]:
+    def legal_families(degrees: Degrees) -> Iterator[Family]:
         for family in degrees.families():
-            if problems := family.least[0].problems(shape, batch):
-                impossible.append((family.least[0], problems[0]))
+            if problems := family.fastest[0].problems(shape, batch):
+                impossible.append((family.fastest[0], problems[0]))
             else:
                 yield family
 
-    if sorter.known is not None:
-        search.add_legal([(sorter.known, sorter.traced_size(sorter.known))])
+    if sorter.widest_traced is not None:
+        search.add_legal([(sorter.widest_traced, sorter.traced_size(sorter.widest_traced))])
     for degrees in all_degrees(
-        demand, shape, workers=workers, per_node=machine.per_node, reject=sorter.rejected.append, room=room
+        demand,
+        shape,
+        workers=workers,
+        per_node=machine.per_node,
+        reject=sorter.rejected.append,
+        estimates=estimates,
     ):
         search.add(degrees)
-    best = search.best(possible_of, sorter.legal_of)
+    best = search.best(legal_families, sorter.legal_layouts)
     if sorter.large and not best and not (must_fit and demand.resources.must_fit):
         search.add_legal(sorter.take_smallest())
-        best = search.best(possible_of, sorter.legal_of)
+        best = search.best(legal_families, sorter.legal_layouts)
     rejected = [
         *sorter.rejected,
         # Late, because a refusal names the first reason: problems of layouts that the model can have come before.
         *impossible,
-        *((layout, f"needs {needs(memory, sorter.offered)}") for layout, memory in sorter.large),
+        *((layout, f"needs {memory_text(memory, sorter.offered)}") for layout, memory in sorter.large),
         *search.refused,
-        *((layout, f"uses fewer than the {wanted} workers of workers.min") for layout in sorter.narrow),
+        *((layout, f"uses fewer than the {min_workers} workers of workers.min") for layout in sorter.narrow),
     ]
     if not best:
         raise no_layout(
@@ -247,7 +252,7 @@ class _Sorter:
         large: layouts that need more than the machine offers, each with the bytes that it needs.
         narrow: layouts on fewer than `least_world` ranks.
         offered: bytes of a worker that tensors may use.
-        known: the widest traced layout that fits, None without one.
+        widest_traced: the widest traced layout that fits, None without one.
     """
 
     def __init__(
@@ -258,7 +263,7 @@ class _Sorter:
         *,
         machine: Machine,
         verdicts: Mapping[Layout, Verdict],
-        least_world: int,
+        min_world: int,
     ) -> None:
         self.rejected: list[tuple[Layout, str]] = []
         self.large: list[tuple[Layout, float]] = []
@@ -269,22 +274,22 @@ class _Sorter:
         self._workers = workers
         self._machine = machine
         self._verdicts = verdicts
-        self._least_world = least_world
+        self._min_world = min_world
         self._sizes: dict[Layout, float] = {}
         self._factors: dict[tuple[int, ...], float] = {}
         """Traced memory / memory by the formula, by the degrees of a traced layout that does not fit."""
         for layout, verdict in verdicts.items():
             if verdict.reason:
                 degrees = _degrees(layout)
-                self._factors[degrees] = max(self._factors.get(degrees, 1.0), verdict.times)
+                self._factors[degrees] = max(self._factors.get(degrees, 1.0), verdict.ratio)
         traced = [
             layout
             for layout, verdict in verdicts.items()
-            if not verdict.reason and layout.world >= least_world and not self._problem(layout)
+            if not verdict.reason and layout.world >= min_world and not self._problem(layout)
         ]
-        self.known = max(traced, key=lambda layout: layout.world, default=None)
+        self.widest_traced = max(traced, key=lambda layout: layout.world, default=None)
 
-    def size_of(self, layout: Layout) -> float:
+    def bytes_of(self, layout: Layout) -> float:
         """Return the bytes of a rank by the formula, corrected by the traces of layouts with the same degrees."""
         size = self._sizes.get(layout)
         if size is None:
@@ -296,25 +301,25 @@ class _Sorter:
 
     def traced_size(self, layout: Layout) -> float:
         """Return the bytes of a rank under a traced layout."""
-        return self._verdicts[layout].times * peak_bytes(self._demand, self._shape, layout)
+        return self._verdicts[layout].ratio * peak_bytes(self._demand, self._shape, layout)
 
-    def legal_of(self, family: Family) -> list[tuple[Layout, float]]:
+    def legal_layouts(self, family: Family) -> list[tuple[Layout, float]]:
         """Return the legal layouts of a family, each with its bytes, and note why the others are not."""
         legal = []
         for layout in family.layouts():
             if problem := self._problem(layout):
                 self.rejected.append((layout, problem))
-            elif layout.world < self._least_world:
+            elif layout.world < self._min_world:
                 self.narrow.append(layout)
             elif self._verdicts and (verdict := self._verdicts.get(layout)) is not None:
                 if verdict.reason:
                     self.rejected.append((layout, verdict.reason))
-                elif layout != self.known:
+                elif layout != self.widest_traced:
                     legal.append((layout, self.traced_size(layout)))
-            elif (memory := self.size_of(layout)) > self.offered:
+            elif (memory := self.bytes_of(layout)) > self.offered:
                 self.large.append((layout, memory))
-            elif self.known is not None and layout.world <= self.known.world:
-                reason = f"is not known to fit, as {self.known} is by its trace"
+            elif self.widest_traced is not None and layout.world <= self.widest_traced.world:
+                reason = f"has no trace, and {self.widest_traced} fits by its trace"
                 self.rejected.append((layout, reason))
             else:
                 bytes_by_formula = peak_bytes(self._demand, self._shape, layout) if self._factors else memory
@@ -324,8 +329,8 @@ class _Sorter:
     def take_smallest(self) -> list[tuple[Layout, float]]:
         """Return the layouts that need the least memory, and remove them from `large`."""
         lowest = min(memory for _, memory in self.large) * (1.0 + TIE)
-        smallest = [each for each in self.large if each[1] <= lowest]
-        self.large = [each for each in self.large if each[1] > lowest]
+        smallest = [pair for pair in self.large if pair[1] <= lowest]
+        self.large = [pair for pair in self.large if pair[1] > lowest]
         return smallest
 
     def _problem(self, layout: Layout) -> str:
@@ -353,5 +358,5 @@ def predict(demand: Demand, shape: ModelShape, layout: Layout, machine: Machine)
     """Predict the bytes per rank and the seconds per step under `layout`."""
     memory = peak_bytes(demand, shape, layout)
     time = step_time(shape, layout, demand.batch, machine, demand.program)
-    costed = with_own(cost_of(demand.parallel), layout, time, memory)
+    costed = with_own_cost(cost_of(demand.parallel), layout, time, memory)
     return Candidate(layout, memory, time if isinstance(costed, Refusal) else costed)

@@ -50,10 +50,8 @@ class Choice:
             return f"{self.precision}, which the run started with"
         plans = dict(self.plans)
         line = f"{self.precision}: {_plan_text(plans.pop(self.precision))}"
-        for precision, found in plans.items():
-            line += (
-                f", {precision} {_plan_text(found)}{', which counts as equal' * (precision in self.equal)}"
-            )
+        for precision, plan in plans.items():
+            line += f", {precision} {_plan_text(plan)}{', which counts as equal' * (precision in self.equal)}"
         return "; ".join([line, *(f"{precision}: {reason}" for precision, reason in self.rejected)])
 
     def to_json(self) -> dict[str, Any]:
@@ -62,8 +60,8 @@ class Choice:
             "chosen": self.precision,
             "why": str(self),
             "candidates": [
-                {"precision": precision, **found.chosen.to_json(), "fits": found.fits}
-                for precision, found in self.plans
+                {"precision": precision, **plan.chosen.to_json(), "fits": plan.fits}
+                for precision, plan in self.plans
             ],
             "rejected": [{"precision": precision, "reason": reason} for precision, reason in self.rejected],
         }
@@ -78,7 +76,9 @@ def in_precision(train: TrainSpec, precision: Precision) -> TrainSpec:
     return train.model_copy(update={"precision": precision})
 
 
-def chosen(demand_in: Callable[[Precision], Demand], shape: ModelShape, machine_of: MachineOf) -> Choice:
+def choose_precision(
+    demand_in: Callable[[Precision], Demand], shape: ModelShape, machine_of: MachineOf
+) -> Choice:
     """Choose the precision with the best predicted objective, among those in which the job fits.
 
     The widest precision within TIE of the best wins. If the job fits in none, the one that needs least memory is
@@ -98,23 +98,27 @@ def chosen(demand_in: Callable[[Precision], Demand], shape: ModelShape, machine_
     rejected: list[tuple[Precision, InputError]] = []
     demand = demand_in("bf16")
     resources = demand.resources
-    narrow = machine_of(demand.shared_resources, "bf16")
+    machine_in_bf16 = machine_of(demand.shared_resources, "bf16")
     for precision in PRECISIONS:
-        if precision == "fp16" and _has_bf16(resources, narrow):
+        if precision == "fp16" and _has_bf16(resources, machine_in_bf16):
             continue
         try:
-            there = demand_in(precision)
-            machine = narrow if precision == "bf16" else machine_of(demand.shared_resources, precision)
-            plans[precision] = planned(there, shape, resources.workers.max, machine, must_fit=False)
+            demand_in_precision = demand_in(precision)
+            machine = (
+                machine_in_bf16 if precision == "bf16" else machine_of(demand.shared_resources, precision)
+            )
+            plans[precision] = planned(
+                demand_in_precision, shape, resources.workers.max, machine, must_fit=False
+            )
         except InputError as error:
             rejected.append((precision, error))
     if not plans:
         raise rejected[0][1]
-    fit = [found for found in plans.values() if found.fits]
-    best = best_of(demand, fit) if fit else [min(plans.values(), key=lambda found: found.chosen.memory)]
-    equal = tuple(each for each, found in plans.items() if found in best)
+    fit = [plan for plan in plans.values() if plan.fits]
+    best = best_of(demand, fit) if fit else [min(plans.values(), key=lambda plan: plan.chosen.memory)]
+    equal = tuple(name for name, plan in plans.items() if plan in best)
     return Choice(
-        equal[0], tuple(plans.items()), tuple((each, str(error.what)) for each, error in rejected), equal
+        equal[0], tuple(plans.items()), tuple((name, str(error.what)) for name, error in rejected), equal
     )
 
 

@@ -17,7 +17,7 @@ from orchestrator.planner.model_file import Amount, PositiveAmount, read_model
 
 GPU_HOURS = 16384 * 54 * 24.0
 """GPU hours in that report; a node has eight GPUs."""
-MARKET = "on-demand"
+DEFAULT_MARKET = "on-demand"
 
 
 class Failures(StrictModel):
@@ -74,7 +74,7 @@ class ClusterFile(StrictModel):
     write_bandwidth: PositiveAmount = Field(
         default=2e9, description="bytes per second at which a node writes commits"
     )
-    markets: dict[str, Market] = Field(default={MARKET: Market(usd_per_gpu_hour=0.0)})
+    markets: dict[str, Market] = Field(default={DEFAULT_MARKET: Market(usd_per_gpu_hour=0.0)})
     power: Power = Power()
 
 

@@ -66,7 +66,7 @@ class Demand:
         return beside_rollout_workers(self.resources, self.rollout)
 
     @property
-    def generated(self) -> int:
+    def decoded_at_once(self) -> int:
         """Answers that a rank decodes in one batch; 0 if the ranks generate none."""
         return self.rollout.decoded_by_ranks if self.rollout else 0
 

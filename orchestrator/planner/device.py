@@ -11,7 +11,7 @@ SLOWEST_SHARE = 1e-3
 """Lower limit on the share of the peak that a matrix product reaches, however small it is."""
 
 
-TURN = 4e-3
+TIME_SLICE = 4e-3
 """Seconds of computation beyond which a following collective gets no slower: about Linux's time slice."""
 
 
@@ -50,7 +50,8 @@ class Machine:
         launch: seconds to launch an operation.
         launches_ahead: whether operations are launched while earlier ones run, as on a GPU.
         collective: fixed seconds of a collective, whatever its size and ranks.
-        waking: how much slower a collective gets by computation before it, as a share of that time, see `behind`.
+        waking: how much slower a collective gets by computation before it, as a share of that time, see
+            `collective_delay`.
         message: fixed seconds of a message between stages of a pipeline.
         per_node: workers on a node.
         inside: the link between workers of one node.
@@ -135,15 +136,15 @@ class Machine:
             width: bytes of a number.
         """
         peak = self.peak if width < 4 else self.full_flops or self.flops
-        products = 4.0 * pairs * size / (peak * self.attention_share)
-        passed = pairs * (self.score_bytes * width / 2 / self.memory_bandwidth + self.score_seconds)
-        return products + passed, (2.0 if self.score_bytes else 2.5) * products + 2.0 * passed
+        product_seconds = 4.0 * pairs * size / (peak * self.attention_share)
+        traffic = pairs * (self.score_bytes * width / 2 / self.memory_bandwidth + self.score_seconds)
+        return product_seconds + traffic, (2.0 if self.score_bytes else 2.5) * product_seconds + 2.0 * traffic
 
     def elements(self, moved: float) -> float:
         """Return the seconds of element-wise operations that read and write `moved` bytes."""
         return moved / (self.memory_bandwidth * self.element_share)
 
-    def launched(self, seconds: float, operations: float, more: float = 0.0) -> float:
+    def launched(self, seconds: float, operations: float, process_seconds: float = 0.0) -> float:
         """Return the seconds of operations with their launches.
 
         A GPU computes while the process launches, so the larger of both counts; a CPU takes their sum.
@@ -151,14 +152,14 @@ class Machine:
         Args:
             seconds: computation on the device.
             operations: number of launches.
-            more: seconds of the process besides launches.
+            process_seconds: seconds of the process besides launches.
         """
-        launches = operations * self.launch + more
+        launches = operations * self.launch + process_seconds
         return max(seconds, launches) if self.launches_ahead else seconds + launches
 
-    def behind(self, seconds: float) -> float:
+    def collective_delay(self, seconds: float) -> float:
         """Return by how many seconds a collective is slower after `seconds` of computation."""
-        return self.waking * min(seconds, TURN)
+        return self.waking * min(seconds, TIME_SLICE)
 
     def among(self, ranks: int) -> Machine:
         """Return this worker in a job of `ranks` ranks: a node has at most so many, and they slow each other down."""

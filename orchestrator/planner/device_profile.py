@@ -20,7 +20,7 @@ from pydantic import AfterValidator, Field
 from orchestrator.config.errors import InputError
 from orchestrator.config.strict import StrictModel
 from orchestrator.planner.device import Link, Machine
-from orchestrator.planner.model_file import LEAST, Amount, PositiveAmount, read_model
+from orchestrator.planner.model_file import MIN_AMOUNT, Amount, PositiveAmount, read_model
 from orchestrator.storage.uri import unwritable
 
 FOLDER = Path(__file__).parent / "profiles"
@@ -37,7 +37,7 @@ class Figure(StrictModel):
 
 
 def _above_zero(figure: Figure) -> Figure:
-    if figure.value < LEAST:
+    if figure.value < MIN_AMOUNT:
         raise ValueError("should have a value above 0")
     return figure
 
@@ -46,13 +46,13 @@ Rate = Annotated[Figure, AfterValidator(_above_zero)]
 """A figure that is used as a divisor, so it is above 0."""
 
 
-def _one_at_most(figure: Figure) -> Figure:
+def _at_most_one(figure: Figure) -> Figure:
     if figure.value > 1.0:
         raise ValueError("should have a value of 1 at most, since it is a share")
     return figure
 
 
-ShareFigure = Annotated[Rate, AfterValidator(_one_at_most)]
+ShareFigure = Annotated[Rate, AfterValidator(_at_most_one)]
 
 
 class Peaks(StrictModel):
@@ -237,11 +237,11 @@ def load(name: str) -> Profile:
     """
     if name.lower() in names():
         return _packaged(name.lower())
-    if result := of_accelerator(name.upper()):
+    if result := profile_of_accelerator(name.upper()):
         return result
     if not name.endswith((".yaml", ".yml")) and not Path(name).is_file():
         hint = f"choose from {', '.join(names())}, or give the path of a profile's file"
-        raise InputError(f"no device is known by the name {name}", "--machine", hint)
+        raise InputError(f"no device has the name {name}", "--machine", hint)
     return read(Path(name))
 
 
@@ -250,7 +250,7 @@ def read(path: Path) -> Profile:
     return read_model(path, Profile, "device profile", "orchestrator calibrate writes such a file")
 
 
-def stored_at() -> Path | None:
+def calibrated_path() -> Path | None:
     """Return the path where `orchestrator calibrate` stores this machine's profile.
 
     None for a user without a home folder, such as a numeric user without an account in a container.
@@ -262,7 +262,7 @@ def stored_at() -> Path | None:
 
 def calibrated() -> Profile | None:
     """Return the profile that `orchestrator calibrate` stored on this machine; None without one. Raises InputError."""
-    path = stored_at()
+    path = calibrated_path()
     return read(path) if path and path.is_file() else None
 
 
@@ -270,8 +270,8 @@ def check_stores(path: Path) -> None:
     """Raise InputError, before a measurement, if a profile cannot be written to `path` or another kind of file is
     there.
     """
-    if why := os.strerror(errno.EISDIR) if path.is_dir() else unwritable(str(path.absolute().parent)):
-        raise InputError(f"cannot be written ({why})", str(path), "give another with --to")
+    if reason := os.strerror(errno.EISDIR) if path.is_dir() else unwritable(str(path.absolute().parent)):
+        raise InputError(f"cannot be written ({reason})", str(path), "give another with --to")
     if path.exists():
         try:
             read(path)
@@ -283,33 +283,33 @@ def check_stores(path: Path) -> None:
 def store(profile: Profile, path: Path) -> None:
     """Write a profile to a file atomically. Raises InputError."""
     text = yaml.safe_dump(profile.model_dump(mode="json"), sort_keys=False)
-    written = path.with_name(f"{path.name}.{os.getpid()}")
+    temporary = path.with_name(f"{path.name}.{os.getpid()}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        written.write_text(text)
-        os.replace(written, path)
+        temporary.write_text(text)
+        os.replace(temporary, path)
     except OSError as error:
         raise InputError(
             f"cannot be written ({error.strerror})", str(path), "give another with --to"
         ) from None
     finally:
-        written.unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
 
 
-def of_accelerator(accelerator: str) -> Profile | None:
+def profile_of_accelerator(accelerator: str) -> Profile | None:
     """Return the profile of an accelerator, given its name in Ray or in its driver ("H100", "NVIDIA A100-SXM4-80GB").
 
     None for an unknown accelerator. If a device is sold with several memory sizes, the name decides, else the smallest.
     """
     model = re.split(r"[-\s]", re.sub(r"^(NVIDIA|Tesla)\s+", "", accelerator))[0]
-    result = [
+    profiles = [
         profile
         for profile in map(_packaged, names())
-        if any(each.partition("-")[0] == model for each in profile.accelerators)
+        if any(listed.partition("-")[0] == model for listed in profile.accelerators)
     ]
     match = re.search(r"(\d+)\s?GB?\b", accelerator)
     size = float(match[1]) * 1e9 if match else 0.0
-    return min(result, key=lambda profile: abs(profile.memory.value - size), default=None)
+    return min(profiles, key=lambda profile: abs(profile.memory.value - size), default=None)
 
 
 @lru_cache

@@ -47,8 +47,8 @@ def feed(data: DataSpec, worker: PerWorker, plan: Plan) -> Feed | None:
     if not data.streaming or data.samples is not None:
         return None
     workers, seconds = plan.chosen.layout.world, plan.chosen.seconds
-    beside = (plan.machine.host_cores - worker.bundle.cpu) * workers
-    processors = max(int(beside), 1)
+    free_cpus = (plan.machine.host_cores - worker.bundle.cpu) * workers
+    processors = max(int(free_cpus), 1)
     # tokens/s = processors x bytes/s per processor / bytes per token
     prepared = processors * RATES[data.encode_with] / TOKEN_BYTES
     return Feed(processors, prepared, plan.tokens / seconds, max(plan.tokens / prepared - seconds, 0.0))

@@ -8,11 +8,11 @@ from typing import Any
 
 from orchestrator.config.errors import InputError
 from orchestrator.parallel.layout import Layout, ModelShape
-from orchestrator.planner.choose_layout import NOTHING, Plan, Verdict, plan
+from orchestrator.planner.choose_layout import NO_VERDICTS, Plan, Verdict, plan
 from orchestrator.planner.demand import Demand
 from orchestrator.planner.device import Machine
-from orchestrator.planner.planner import widths
-from orchestrator.planner.rollouts import time_of
+from orchestrator.planner.planner import worker_counts
+from orchestrator.planner.rollouts import rollout_time
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ def frontier(
     workers: int,
     machine: Machine,
     must_fit: bool = True,
-    verdicts: Mapping[Layout, Verdict] = NOTHING,
+    verdicts: Mapping[Layout, Verdict] = NO_VERDICTS,
     usd: float | None = None,
 ) -> list[Point]:
     """Return the points that no other point beats in both time and cost (the Pareto frontier), quickest first.
@@ -63,7 +63,7 @@ def frontier(
         InputError: if no layout is legal and fits.
     """
     points: dict[int, Point] = {}
-    for width in widths(1, workers):
+    for width in worker_counts(1, workers):
         try:
             chosen_plan = plan(
                 demand, shape, workers=width, machine=machine, must_fit=must_fit, verdicts=verdicts
@@ -77,20 +77,20 @@ def frontier(
             points[point.layout.world] = point
     # Sorted by time, a point is on the frontier if it is cheaper than all quicker ones.
     best, cheapest = [], float("inf")
-    for point in sorted(points.values(), key=lambda each: (each.hours, each.worker_hours)):
+    for point in sorted(points.values(), key=lambda candidate: (candidate.hours, candidate.worker_hours)):
         if point.worker_hours < cheapest:
             best.append(point)
             cheapest = point.worker_hours
     return best
 
 
-def _point(demand: Demand, shape: ModelShape, chosen: Plan, usd: float | None) -> Point:
-    layout = chosen.chosen.layout
-    seconds = chosen.chosen.seconds
-    generating = 0
+def _point(demand: Demand, shape: ModelShape, best_plan: Plan, usd: float | None) -> Point:
+    layout = best_plan.chosen.layout
+    seconds = best_plan.chosen.seconds
+    rollout_workers = 0
     if demand.rollout is not None:
-        seconds = time_of(demand, shape, chosen).seconds
-        generating = demand.rollout.workers.max if demand.rollout.workers else 0
+        seconds = rollout_time(demand, shape, best_plan).seconds
+        rollout_workers = demand.rollout.workers.max if demand.rollout.workers else 0
     hours = demand.steps * seconds / 3600.0
-    worker_hours = hours * (layout.world + generating)
+    worker_hours = hours * (layout.world + rollout_workers)
     return Point(layout, seconds, hours, worker_hours, worker_hours * usd if usd else None)

@@ -9,11 +9,11 @@ from orchestrator.optim.kinds import KINDS
 from orchestrator.parallel.layout import ModelShape
 from orchestrator.planner.simulation.update import kept_numbers
 
-FORCED = "must_fit: false runs it all the same"
+MUST_FIT_HINT = "must_fit: false runs it all the same"
 GENERATIONS = 2
 """Copies of the state that a saver holds: one is written to storage while the other is filled."""
 
-HELD = 2 + 1
+SERVER_COPIES = 2 + 1
 """Copies of the state that the snapshot servers of all nodes hold together: the last whole snapshot, one that some
 ranks have made, and one that arrives."""
 
@@ -24,7 +24,7 @@ def snapshot_bytes(state: float, workers: int) -> float:
     That is one more generation of a rank's own part, and the copies of other nodes' parts. `state` is that of
     `state_bytes`.
     """
-    return (1 + HELD) * state / workers
+    return (1 + SERVER_COPIES) * state / workers
 
 
 def state_bytes(
@@ -63,12 +63,14 @@ def check_workers_memory(resources: ResourceSpec, state: float, available: float
         problem = f"two copies of the run's state are {size}"
         hint = "take more workers, nodes with more memory, a smaller model, or fewer parameters by an adapter"
         problem += f", but the smallest node has {available / 1e9:.0f} GB for each"
-        raise InputError(problem, "resources", f"{hint}; {FORCED}")
+        raise InputError(problem, "resources", f"{hint}; {MUST_FIT_HINT}")
 
 
 def check_host_memory(resources: ResourceSpec, state: float, available: float) -> None:
     """Raise InputError unless the state fits in the memory of one machine on which all workers run."""
     if (needed := worker_bytes(resources, state, 1)) > available:
-        what = f"two copies of the run's state are {needed / 1e9:.0f} GB of host memory, but this machine has"
+        problem = (
+            f"two copies of the run's state are {needed / 1e9:.0f} GB of host memory, but this machine has"
+        )
         hint = "train on more machines, which divide it, a smaller model, or fewer parameters by an adapter"
-        raise InputError(f"{what} {available / 1e9:.0f} GB", "resources", f"{hint}; {FORCED}")
+        raise InputError(f"{problem} {available / 1e9:.0f} GB", "resources", f"{hint}; {MUST_FIT_HINT}")

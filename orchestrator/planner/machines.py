@@ -13,14 +13,16 @@ from cluster.workers.machine import Offer, host_memory
 from cluster.workers.nvml import Nvml
 from orchestrator.config.resources import ResourceSpec
 from orchestrator.planner.device import Machine
-from orchestrator.planner.device_profile import calibrated, load, of_accelerator
+from orchestrator.planner.device_profile import calibrated, load, profile_of_accelerator
 from orchestrator.train.config import Precision
 
-SMALLEST = "t4"
+FALLBACK_GPU = "t4"
 """The profile that stands for a GPU without one."""
-CORE = "cpu-core"
-PROCESSOR = Path("/proc/cpuinfo")
-INSTRUCTIONS = {
+CPU_CORE = "cpu-core"
+CPU_INFO = Path("/proc/cpuinfo")
+PROBE_SECONDS = 0.2
+"""Seconds of measuring a core."""
+PRECISION_FLAGS = {
     "bf16": {"avx512bw", "avx_ne_convert", "bf16"},
     "fp16": {"avx512_fp16", "avx_ne_convert", "amx_fp16", "asimdhp"},
 }
@@ -28,7 +30,7 @@ INSTRUCTIONS = {
 
 The last ones are Arm's.
 """
-WITHOUT = 0.04
+SPEED_WITHOUT_INSTRUCTIONS = 0.04
 """Speed of 16-bit products without these instructions, relative to fp32. Measured by steps of a model of width 512 on a
 Zen 3 with torch 2.13.
 """
@@ -49,8 +51,12 @@ def machine_for(offer: Offer | None, bundle: Bundle, precision: str = "fp32") ->
     """
     if bundle.gpu:
         offer = offer or Offer(math.inf, next(iter(Nvml().names()), ""))
-        name, profile = offer.accelerator, of_accelerator(offer.accelerator)
-        machine = profile.machine(precision) if profile else load(SMALLEST).machine(_known(precision))
+        name, profile = offer.accelerator, profile_of_accelerator(offer.accelerator)
+        machine = (
+            profile.machine(precision)
+            if profile
+            else load(FALLBACK_GPU).machine(_common_precision(precision))
+        )
         machine = replace(machine, host_memory=math.inf)  # the node's memory is unknown
         if offer.accelerator_memory:
             machine = replace(machine, memory=offer.accelerator_memory)
@@ -59,16 +65,16 @@ def machine_for(offer: Offer | None, bundle: Bundle, precision: str = "fp32") ->
     stored = calibrated()
     if stored is not None and stored.kind == "cpu":
         return replace(stored.machine(precision).scaled(bundle.cpu), memory=memory)
-    core = load(CORE).machine(precision)
-    if precision in INSTRUCTIONS and not has_products_in(precision):
-        core = replace(core, flops=WITHOUT * core.full_flops)
+    core = load(CPU_CORE).machine(precision)
+    if precision in PRECISION_FLAGS and not has_products_in(precision):
+        core = replace(core, flops=SPEED_WITHOUT_INSTRUCTIONS * core.full_flops)
     # The measured speed over the profile's: it scales all speeds of matrix products alike.
-    rate = probe(bundle.cpu) / (core.full_flops * core.matrix_share * bundle.cpu)
-    fast = replace(core, flops=core.flops * rate, full_flops=core.full_flops * rate)
-    return replace(fast.scaled(bundle.cpu), memory=memory)
+    speed_ratio = probe(bundle.cpu) / (core.full_flops * core.matrix_share * bundle.cpu)
+    measured_core = replace(core, flops=core.flops * speed_ratio, full_flops=core.full_flops * speed_ratio)
+    return replace(measured_core.scaled(bundle.cpu), memory=memory)
 
 
-def _known(precision: str) -> str:
+def _common_precision(precision: str) -> str:
     """Return the precision to plan with on an unknown GPU, which may lack fp8."""
     return "bf16" if precision == "fp8" else precision
 
@@ -78,29 +84,29 @@ def has_products_in(precision: str) -> bool:
     say.
     """
     try:
-        words = set(PROCESSOR.read_text().split())
+        flags = set(CPU_INFO.read_text().split())
     except OSError:
         return False
-    return bool(words & INSTRUCTIONS[precision])
+    return bool(flags & PRECISION_FLAGS[precision])
 
 
 def machine_notes(machine: Machine, precision: str) -> list[str]:
     """Return what a user should know about a machine for a job in that precision, one line each."""
-    times = machine.full_flops / machine.flops
+    slowdown = machine.full_flops / machine.flops
     if precision == "fp8" and not machine.launches_ahead:
         return ["CPUs have no FP8 matrix multiplication: fp8 runs, but slower than bf16"]
-    if precision in INSTRUCTIONS and not machine.launches_ahead and times >= 2.0:
+    if precision in PRECISION_FLAGS and not machine.launches_ahead and slowdown >= 2.0:
         return [
-            f"matrix multiplication in {precision} takes {times:.0f} times as long as in fp32 on this CPU: set "
+            f"matrix multiplication in {precision} takes {slowdown:.0f} times as long as in fp32 on this CPU: set "
             "train.precision to fp32"
         ]
     if not machine.stands_for:
         return []
-    taken = f"the {machine.name} with {machine.memory / 1e9:.0f} GB"
-    return [f"no profile of {machine.stands_for} is known; all predictions are for {taken} instead"]
+    stand_in = f"the {machine.name} with {machine.memory / 1e9:.0f} GB"
+    return [f"no profile of {machine.stands_for} is known; all predictions are for {stand_in} instead"]
 
 
-def on_paper(resources: ResourceSpec, device: str) -> ResourceSpec:
+def resources_on_device(resources: ResourceSpec, device: str) -> ResourceSpec:
     """Return a job's resources on a device that need not be here: the name of a profile, or its file.
 
     Raises InputError.
@@ -109,7 +115,7 @@ def on_paper(resources: ResourceSpec, device: str) -> ResourceSpec:
     return resources.model_copy(update={"per_worker": resources.per_worker.model_copy(update={"gpu": gpus})})
 
 
-def worker_on_paper(resources: ResourceSpec, precision: Precision, device: str) -> Machine:
+def worker_on_device(resources: ResourceSpec, precision: Precision, device: str) -> Machine:
     """Return a worker with such resources on that device, for training in that precision. Raises InputError."""
     machine, worker = load(device).machine(precision), resources.per_worker
     if worker.gpu:
@@ -119,18 +125,18 @@ def worker_on_paper(resources: ResourceSpec, precision: Precision, device: str) 
 
 
 @lru_cache
-def probe(cpu: float, seconds: float = 0.2) -> float:
+def probe(cpu: float) -> float:
     """Return the FLOP/s of fp32 matrix multiplication on `cpu` cores of this machine.
 
-    It is one core's best time within `seconds`, times `cpu`. It counts the thread's CPU time, because other processes
-    may be busy. It is measured once per process, so that plans in one process are comparable.
+    It is one core's best time within PROBE_SECONDS, times `cpu`. It counts the thread's CPU time, because other
+    processes may be busy. It is measured once per process, so that plans in one process are comparable.
     """
     import numpy as np
     from threadpoolctl import threadpool_limits
 
     a = np.ones((256, 256), np.float32)
     with threadpool_limits(1):
-        fastest, end = float("inf"), time.perf_counter() + seconds
+        fastest, end = float("inf"), time.perf_counter() + PROBE_SECONDS
         while fastest == float("inf") or time.perf_counter() < end:  # at least once, even on a busy machine
             start = time.thread_time()
             a @ a

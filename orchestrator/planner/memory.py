@@ -9,7 +9,7 @@ State per parameter in fp32 (ZeRO: Rajbhandari et al., 2020, section 3), where n
     ZeRO 2   weight 4, gradient 4 / n, state 4 k / n
     ZeRO 3   weight 4 / n, gradient 4 / n, state 4 k / n
 
-Activations per layer are tokens x bytes per token, fitted to traces of the engine (`_layer`).
+Activations per layer are tokens x bytes per token, fitted to traces of the engine (`_layer_bytes`).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from orchestrator.parallel.layout import SPLIT, Layout, ModelShape
 from orchestrator.parallel.model_shape import Bias
 from orchestrator.planner.demand import Demand
 from orchestrator.planner.device import Machine
-from orchestrator.planner.simulation.step import divided, local_parameters, recomputed_share
+from orchestrator.planner.simulation.step import local_parameters, recomputed_share, zero_shards
 from orchestrator.planner.simulation.update import kept_numbers
 from orchestrator.train.config import Precision
 
@@ -42,7 +42,7 @@ SNAPSHOTS = 2.1
 """Copies of a rank's committed bytes in a CPU's memory while the next commit is made, buffers of writing included."""
 COPIES = {0: 0.0, 1: 1.3, 2: 2.0, 3: 1.8}
 """Memory of gloo's copies and the allocator, by ZeRO stage, as a share of the bytes that all replicas commit."""
-NF4 = 4.5 / 8
+NF4_BYTES = 4.5 / 8
 """Bytes of a weight in 4 bits, its share of a scale included."""
 SCORE_BYTES = {"none": {4: 9.0, 2: 8.0}, "selective": {4: 5.0, 2: 3.0}, "full": {4: 0.0, 2: 0.0}}
 """Bytes that a layer without a fused kernel keeps for each score until the backward pass, by recomputation and bytes of
@@ -74,7 +74,7 @@ UPDATED_AT_ONCE = 2.0**26
 """Bytes of shards that a verified step computes again together, as the engine's `update_again`."""
 
 
-class Held(NamedTuple):
+class RankMemory(NamedTuple):
     """Bytes that a rank holds in a step.
 
     Attributes:
@@ -128,81 +128,94 @@ def fits(needed: float, machine: Machine, on_cpu: bool) -> bool:
     return needed <= offered(machine, on_cpu)
 
 
-def held(demand: Demand, shape: ModelShape, layout: Layout, indices: Sequence[int]) -> list[Held]:
+def rank_memory(
+    demand: Demand, shape: ModelShape, layout: Layout, indices: Sequence[int]
+) -> list[RankMemory]:
     """Return what the ranks at the given indices of the pipeline axis hold, in the order of `indices`."""
-    mean = local_parameters(shape, layout)
+    parameters_of_mean_rank = local_parameters(shape, layout)
     tokens = layout.micro_batch * shape.sequence_length / layout.cp
     accumulation = max(layout.accumulation(demand.batch), 1)
-    summed = _summed_anew(layout, accumulation, shape)
-    rows = tokens * shape.heads / layout.tp  # rows of attention scores on this rank
-    kept_scores, scores_at_once = _scores(demand, shape, layout.recompute, rows)
-    layer = _layer(demand.precision, shape, layout, tokens) + kept_scores
+    absent_gradients = _absent_gradient_bytes(layout, accumulation, shape)
+    score_rows = tokens * shape.heads / layout.tp  # rows of attention scores on this rank
+    kept_scores, scores_at_once = _score_bytes(demand, shape, layout.recompute, score_rows)
+    layer = _layer_bytes(demand.precision, shape, layout, tokens) + kept_scores
     if layout.recompute_layers:  # a mean of recomputed layers and others
-        again = recomputed_share(shape, layout)
-        whole = layout.but(recompute="none")
-        layer *= again
-        layer += (1.0 - again) * (
-            _layer(demand.precision, shape, whole, tokens) + _scores(demand, shape, "none", rows)[0]
+        recomputed_fraction = recomputed_share(shape, layout)
+        without_recompute = layout.but(recompute="none")
+        layer *= recomputed_fraction
+        layer += (1.0 - recomputed_fraction) * (
+            _layer_bytes(demand.precision, shape, without_recompute, tokens)
+            + _score_bytes(demand, shape, "none", score_rows)[0]
         )
-    layer += _rounded_inputs(demand, shape, layout, tokens)
+    layer += _rounded_input_bytes(demand, shape, layout, tokens)
     # ELECTRA trains a second, smaller network on the same tokens; `generator` is its size as a share.
     layer *= 1.0 + shape.generator
     # A recomputed layer holds all its activations during its own backward pass.
-    recomputed = (
-        _layer(demand.precision, shape, layout.but(recompute="none"), tokens)
+    recomputed_layer = (
+        _layer_bytes(demand.precision, shape, layout.but(recompute="none"), tokens)
         if layout.recompute == "full"
         else 0.0
     )
-    waiting = (
-        _waiting(demand.precision, shape, layout, tokens)
+    deferred_layer = (
+        _deferred_layer_bytes(demand.precision, shape, layout, tokens)
         if layout.pp > 1 and layout.schedule in SPLIT
         else 0.0
     )
     state = (
-        _states(demand, shape, layout)
-        + _casts(demand.precision, shape, layout) * (1.0 - shape.quantised_share)
-        - summed
+        _state_bytes(demand, shape, layout)
+        + _cast_bytes(demand.precision, shape, layout) * (1.0 - shape.quantised_share)
+        - absent_gradients
     )
-    copy, cache = _generation(demand, shape)
-    taught = teacher_bytes(demand.precision, shape, layout, accumulation)
+    model_copy, cache = _generation_bytes(demand, shape)
+    teacher = teacher_bytes(demand.precision, shape, layout, accumulation)
     ranks = []
     for index in indices:
         layers = layers_by_rank(shape.layers, layout)[index]
         first = index == 0
         last = index == layout.pipeline_rank_of(layout.stages - 1)
-        parameters = mean
+        parameters = parameters_of_mean_rank
         if layout.pp > 1:
-            table = shape.table / layout.tp
-            tables = table * (1 if shape.tied else 2)
+            table_parameters = shape.table / layout.tp
+            tables = table_parameters * (1 if shape.tied else 2)
             # This rank's layers, and the tables that it holds: of the embedding, of the head, or one for both.
-            inner = max(mean * layout.pp - tables, 0.0) * layers / max(shape.layers, 1)
-            parameters = inner + table * (min(first + last, 1) if shape.tied else first + last)
+            inner = max(parameters_of_mean_rank * layout.pp - tables, 0.0) * layers / max(shape.layers, 1)
+            parameters = inner + table_parameters * (min(first + last, 1) if shape.tied else first + last)
         # GPipe keeps the activations of every micro-batch, which is why 1F1B exists (Narayanan et al., 2021, section
         # 2.2).
         all_forward = layout.schedule == "gpipe" and layout.pp > 1  # before any backward pass
-        kept = accumulation if all_forward else min(_ahead(layout, index), accumulation)
+        in_flight = (
+            accumulation if all_forward else min(_micro_batches_in_flight(layout, index), accumulation)
+        )
         passes = accumulation if all_forward else 1
-        head = _head(demand, shape, tokens, passes) / layout.tp if last else 0.0
+        head = _head_bytes(demand, shape, tokens, passes) / layout.tp if last else 0.0
         # These never exist at the same time: the head runs outside of layers, and a layer is recomputed before its
         # backward pass.
-        at_once = max(head, scores_at_once, recomputed)
-        at_once += _gathered(demand.precision, shape, layout, mean) + _rounding(demand, shape, layout)
+        temporary = max(head, scores_at_once, recomputed_layer)
+        temporary += _gathered_bytes(
+            demand.precision, shape, layout, parameters_of_mean_rank
+        ) + _rounding_bytes(demand, shape, layout)
         # The embedding's backward pass creates gradients after the activations of its micro-batch are freed.
         # Minus the micro-batch that has just been freed, since `peak` adds it for every one in flight.
-        made = _embedded(shape, first, last) / layout.tp - layers * layer
-        at_once = max(at_once, made, summed * parameters - kept * layers * layer)
-        at_once = max(
-            at_once, cache - kept * layers * layer
+        table_gradients = _table_gradient_bytes(shape, first, last) / layout.tp - layers * layer
+        temporary = max(
+            temporary, table_gradients, absent_gradients * parameters - in_flight * layers * layer
+        )
+        temporary = max(
+            temporary, cache - in_flight * layers * layer
         )  # activations are free while answers are generated
-        at_once = max(at_once, _updated_again(demand, shape, layout) - kept * layers * layer)
-        waits = min(_deferred(layout, index), accumulation) * layers * max(waiting - layer, 0.0)
+        temporary = max(temporary, _verification_bytes(demand, shape, layout) - in_flight * layers * layer)
+        deferred = (
+            min(_deferred_micro_batches(layout, index), accumulation)
+            * layers
+            * max(deferred_layer - layer, 0.0)
+        )
         ranks.append(
-            Held(
-                state=state * parameters + copy + taught,
+            RankMemory(
+                state=state * parameters + model_copy + teacher,
                 micro_batch=layers * layer,
-                in_flight=kept,
-                head=at_once,
-                deferred=waits,
+                in_flight=in_flight,
+                head=temporary,
+                deferred=deferred,
             )
         )
     return ranks
@@ -211,7 +224,7 @@ def held(demand: Demand, shape: ModelShape, layout: Layout, indices: Sequence[in
 def peak_bytes(demand: Demand, shape: ModelShape, layout: Layout) -> float:
     """Return the peak bytes of tensors on the rank that needs most."""
     indices = fullest(layers_by_rank(shape.layers, layout), layout.schedule in SPLIT)
-    return max(each.peak for each in held(demand, shape, layout, indices))
+    return max(rank.peak for rank in rank_memory(demand, shape, layout, indices))
 
 
 @lru_cache(maxsize=4096)
@@ -222,24 +235,24 @@ def fullest(layers: tuple[int, ...], defers: bool = False) -> tuple[int, ...]:
     - the last, which may hold the head
     - of those between with the same number of layers, more than the first has, the first one
     - with `defers` also the last one of those with more layers than the last rank has, because later ranks postpone
-      more W (`_deferred`)
+      more W (`_deferred_micro_batches`)
 
     Args:
         layers: number of layers by index.
         defers: whether the schedule postpones W.
     """
     inner = range(1, len(layers) - 1)
-    more = {layers[index]: index for index in reversed(inner) if layers[index] > layers[0]}
-    later = {layers[index]: index for index in inner if defers and layers[index] > layers[-1]}
-    return tuple(sorted({0, *more.values(), *later.values(), len(layers) - 1}))
+    fuller_than_first = {layers[index]: index for index in reversed(inner) if layers[index] > layers[0]}
+    fuller_than_last = {layers[index]: index for index in inner if defers and layers[index] > layers[-1]}
+    return tuple(sorted({0, *fuller_than_first.values(), *fuller_than_last.values(), len(layers) - 1}))
 
 
 def peak_by_stage(demand: Demand, shape: ModelShape, layout: Layout) -> list[float]:
     """Return the peak bytes of tensors at each index of the pipeline axis."""
-    return [each.peak for each in held(demand, shape, layout, range(layout.pp))]
+    return [rank.peak for rank in rank_memory(demand, shape, layout, range(layout.pp))]
 
 
-def _ahead(layout: Layout, index: int) -> float:
+def _micro_batches_in_flight(layout: Layout, index: int) -> float:
     """Return the maximum number of micro-batches between their forward and backward pass, at an index r of p ranks.
 
     1F1B: p - r. Interleaved with v stages per rank: ((v - 1) p + 2 (p - r - 1) + 1) / v, the warm-up and one more, each
@@ -254,7 +267,7 @@ def _ahead(layout: Layout, index: int) -> float:
     return layout.pp
 
 
-def _deferred(layout: Layout, index: int) -> float:
+def _deferred_micro_batches(layout: Layout, index: int) -> float:
     """Return the maximum number of micro-batches between I and W, for all layers of the rank at an index r.
 
     ZB-V: r + 1/2; interleaved zero bubble with v stages per rank: (r + 1) / v; 0 for schedules that do not split the
@@ -265,7 +278,7 @@ def _deferred(layout: Layout, index: int) -> float:
     return index + 0.5 if layout.schedule == "zbv" else (index + 1) / (layout.stages // layout.pp)
 
 
-def _waiting(precision: Precision, shape: ModelShape, layout: Layout, tokens: float) -> float:
+def _deferred_layer_bytes(precision: Precision, shape: ModelShape, layout: Layout, tokens: float) -> float:
     """Return the bytes of a layer between I and W: tokens x (width x (inputs + output gradients) + residual).
 
     Inputs and output gradients are those of its matrix products. Fitted to traces of Llama 3 with 8 and 70 billion
@@ -273,20 +286,22 @@ def _waiting(precision: Precision, shape: ModelShape, layout: Layout, tokens: fl
     """
     width = 4.0 if precision == "fp32" else 2.0
     tp = layout.tp
-    share = shape.expert_layers / shape.layers if shape.layers else 0.0
-    used = shape.experts_per_token + shape.shared_experts
-    columns = (1.0 - share) * shape.feedforward + share * used * shape.expert_feedforward
+    expert_share = shape.expert_layers / shape.layers if shape.layers else 0.0
+    experts_per_token = shape.experts_per_token + shape.shared_experts
+    columns = (
+        1.0 - expert_share
+    ) * shape.feedforward + expert_share * experts_per_token * shape.expert_feedforward
     heads = shape.heads * shape.head_size
-    read = 2.0 * shape.hidden + (heads + columns) / tp
-    given = 2.0 * shape.hidden + (heads + 2.0 * shape.kv_heads * shape.head_size) / tp
-    given += (2.0 if shape.gated else 1.0) * columns / tp
+    inputs = 2.0 * shape.hidden + (heads + columns) / tp
+    output_gradients = 2.0 * shape.hidden + (heads + 2.0 * shape.kv_heads * shape.head_size) / tp
+    output_gradients += (2.0 if shape.gated else 1.0) * columns / tp
     # In fp32; layer norms keep twice the bytes of RMS norms.
     residual = (8.0 if shape.gated else 16.0) * shape.hidden / (tp if layout.sequence else 1)
     residual += 2.0 * shape.hidden if layout.sequence else 0.0
-    return tokens * (width * (read + given) + residual)
+    return tokens * (width * (inputs + output_gradients) + residual)
 
 
-def _summed_anew(layout: Layout, accumulation: int, shape: ModelShape) -> float:
+def _absent_gradient_bytes(layout: Layout, accumulation: int, shape: ModelShape) -> float:
     """Return the bytes per parameter of gradients that do not exist at the peak of activations.
 
     ZeRO 2 and 3 start a step without gradients. With a single micro-batch they appear as activations are freed.
@@ -295,25 +310,25 @@ def _summed_anew(layout: Layout, accumulation: int, shape: ModelShape) -> float:
         return 0.0
     # With two or more micro-batches, gradients of the first exist while the second runs its forward pass, so nothing
     # is saved.
-    return 4.0 * shape.trained_share / divided(shape, layout, layout.sharded)
+    return 4.0 * shape.trained_share / zero_shards(shape, layout, layout.sharded)
 
 
-def _gathered(precision: Precision, shape: ModelShape, layout: Layout, parameters: float) -> float:
+def _gathered_bytes(precision: Precision, shape: ModelShape, layout: Layout, parameters: float) -> float:
     """Return the bytes of gathered weights that ZeRO 3 holds while the head computes.
 
     They are the head's table with a copy in 16 bits and the buffer of its gradient, the embedding's table if it is
-    another one, and one layer. Fitted to traces of the presets. A pipeline holds all weights, see `_states`.
+    another one, and one layer. Fitted to traces of the presets. A pipeline holds all weights, see `_state_bytes`.
     """
     if layout.zero < 3 or layout.pp > 1 or layout.engine != "torch":
         return 0.0
     table = shape.table / layout.tp
     tables = table * (1 if shape.tied else 2)
-    low = 0.5 if precision != "fp32" else 0.0  # a copy in 16 bits
+    copy_share = 0.5 if precision != "fp32" else 0.0  # a copy in 16 bits
     layer = max(parameters - tables, 0.0) / max(shape.layers, 1)
-    return 4.0 * (tables + (0.25 + low) * table + layer)
+    return 4.0 * (tables + (0.25 + copy_share) * table + layer)
 
 
-def _rounding(demand: Demand, shape: ModelShape, layout: Layout) -> float:
+def _rounding_bytes(demand: Demand, shape: ModelShape, layout: Layout) -> float:
     """Return the bytes of the largest weight while it is fake-quantised: its scaled numbers in fp32, and the result in
     the dtype of products.
     """
@@ -323,7 +338,7 @@ def _rounding(demand: Demand, shape: ModelShape, layout: Layout) -> float:
     return (8.0 if demand.precision == "fp32" else 6.0) * largest
 
 
-def _updated_again(demand: Demand, shape: ModelShape, layout: Layout) -> float:
+def _verification_bytes(demand: Demand, shape: ModelShape, layout: Layout) -> float:
     """Return the bytes with which a rank computes the update of another rank's largest shard again: weights, gradients
     and states three times, as sent, as received and as computed.
 
@@ -335,12 +350,12 @@ def _updated_again(demand: Demand, shape: ModelShape, layout: Layout) -> float:
     if not needs_its_shard_alone(str(demand.optimizer.name)):
         return 0.0
     bytes_of_number = 4.0 * (2.0 + kept_numbers(str(demand.optimizer.name), shape)) / layout.sharded
-    largest = bytes_of_number * shape.table * shape.trained_share / layout.tp
-    everything = bytes_of_number * local_parameters(shape, layout)
-    return 3.0 * min(max(largest, UPDATED_AT_ONCE), everything)
+    largest_shard = bytes_of_number * shape.table * shape.trained_share / layout.tp
+    all_shards = bytes_of_number * local_parameters(shape, layout)
+    return 3.0 * min(max(largest_shard, UPDATED_AT_ONCE), all_shards)
 
 
-def _rounded_inputs(demand: Demand, shape: ModelShape, layout: Layout, tokens: float) -> float:
+def _rounded_input_bytes(demand: Demand, shape: ModelShape, layout: Layout, tokens: float) -> float:
     """Return the bytes that a layer keeps more if inputs are rounded: query, key and value have a rounded copy each in
     place of one input, as have the two up-projections of a gated block.
     """
@@ -351,7 +366,7 @@ def _rounded_inputs(demand: Demand, shape: ModelShape, layout: Layout, tokens: f
     )
 
 
-def _layer(precision: Precision, shape: ModelShape, layout: Layout, tokens: float) -> float:
+def _layer_bytes(precision: Precision, shape: ModelShape, layout: Layout, tokens: float) -> float:
     """Return the bytes of activations that a layer keeps for the backward pass on a rank, without attention scores.
 
     bytes = tokens x (residual x hidden + experts' rows + extra norms
@@ -361,36 +376,40 @@ def _layer(precision: Precision, shape: ModelShape, layout: Layout, tokens: floa
     Sequence parallelism divides the residual part by tp, except for what it gathers. Full recomputation keeps the
     fp32 input only: 4 x hidden. Fitted to traces of GPT-2, Llama and Qwen3. Norms and residuals are always in fp32.
     """
-    full = precision == "fp32"
-    width = 4.0 if full else 2.0
+    is_fp32 = precision == "fp32"
+    width = 4.0 if is_fp32 else 2.0
     if layout.recompute == "full":
         return tokens * shape.hidden * 4.0 / (layout.tp if layout.sequence else 1)
-    none = layout.recompute == "none"
-    residual = 16.0 if none else 12.0 if full else 8.0
-    if none and shape.gated:  # models with gated feed-forward blocks have RMS norms
-        residual += 8.0 if full else 11.0
+    keeps_all = layout.recompute == "none"
+    residual = 16.0 if keeps_all else 12.0 if is_fp32 else 8.0
+    if keeps_all and shape.gated:  # models with gated feed-forward blocks have RMS norms
+        residual += 8.0 if is_fp32 else 11.0
     # The input that sequence parallelism gathers for attention and for the feed-forward block is kept whole.
-    gathered = 8.0 if full else 4.0 if not none else 10.0 if shape.gated else 8.0
+    gathered = 8.0 if is_fp32 else 4.0 if not keeps_all else 10.0 if shape.gated else 8.0
     # Without sequence parallelism every tensor-parallel rank keeps the whole residual part.
-    whole = gathered if layout.sequence else residual
+    undivided = gathered if layout.sequence else residual
     inner = width * 2.0 * (shape.heads + shape.kv_heads) * shape.head_size
-    each = width * (2.0 if none else 1.0) * (2.0 if shape.gated else 1.0)
-    share = shape.expert_layers / shape.layers if shape.layers else 0.0
-    used = shape.experts_per_token + shape.shared_experts
-    columns = (1.0 - share) * shape.feedforward + share * used * shape.expert_feedforward
+    feedforward_bytes = width * (2.0 if keeps_all else 1.0) * (2.0 if shape.gated else 1.0)
+    expert_share = shape.expert_layers / shape.layers if shape.layers else 0.0
+    experts_per_token = shape.experts_per_token + shape.shared_experts
+    columns = (
+        1.0 - expert_share
+    ) * shape.feedforward + expert_share * experts_per_token * shape.expert_feedforward
     # Copies of the rows for experts: sorted ones, and those that other ranks have sent.
-    copies = (3.0 if none else 0.0) + (1.0 if layout.ep > 1 else 0.0)
-    sent = copies * share * shape.experts_per_token * shape.hidden * width
-    outer = (whole + max(residual - whole, 0.0) / layout.tp) * shape.hidden
+    copies = (3.0 if keeps_all else 0.0) + (1.0 if layout.ep > 1 else 0.0)
+    expert_rows = copies * expert_share * shape.experts_per_token * shape.hidden * width
+    outer = (undivided + max(residual - undivided, 0.0) / layout.tp) * shape.hidden
     normed = (
         (shape.normed / (layout.tp if layout.sequence else 1) + shape.normed_heads / layout.tp)
-        if none
+        if keeps_all
         else 0.0
     )
-    return tokens * (outer + sent + NORM_BYTES * normed + (inner + each * columns) / layout.tp)
+    return tokens * (
+        outer + expert_rows + NORM_BYTES * normed + (inner + feedforward_bytes * columns) / layout.tp
+    )
 
 
-def _scores(demand: Demand, shape: ModelShape, recompute: str, rows: float) -> tuple[float, float]:
+def _score_bytes(demand: Demand, shape: ModelShape, recompute: str, rows: float) -> tuple[float, float]:
     """Return the bytes that a layer keeps for its attention scores, and the bytes that it holds while it computes.
 
     Both are rows x sequence length x bytes per score; (0, 0) if a fused kernel keeps scores inside.
@@ -401,56 +420,60 @@ def _scores(demand: Demand, shape: ModelShape, recompute: str, rows: float) -> t
         recompute: "none", "selective" or "full".
         rows: queries x heads on this rank.
     """
-    unfused = bool(shape.capped or demand.program.attention_dropout)
-    if not unfused and not shape.biased:
+    is_unfused = bool(shape.capped or demand.program.attention_dropout)
+    if not is_unfused and not shape.biased:
         return 0.0, 0.0
     width = 4 if demand.precision == "fp32" else 2
-    kept = SCORE_BYTES[recompute][width] if unfused else 0.0
-    at_once = SCORE_BYTES_AT_ONCE[recompute] if unfused else 0.0
+    kept_bytes = SCORE_BYTES[recompute][width] if is_unfused else 0.0
+    bytes_at_once = SCORE_BYTES_AT_ONCE[recompute] if is_unfused else 0.0
     distances = 0.0
     if shape.biased:
-        both = UNFUSED_BIAS_AT_ONCE[recompute] if unfused else 0.0
-        at_once = BIAS_BYTES_AT_ONCE[shape.biased][recompute] + both
+        bias_with_unfused = UNFUSED_BIAS_AT_ONCE[recompute] if is_unfused else 0.0
+        bytes_at_once = BIAS_BYTES_AT_ONCE[shape.biased][recompute] + bias_with_unfused
         if recompute != "full":
-            more = BIAS_BYTES[shape.biased][width]
-            kept += max(more - UNFUSED_BIAS, 0.0) if unfused else more
+            bias_bytes = BIAS_BYTES[shape.biased][width]
+            kept_bytes += max(bias_bytes - UNFUSED_BIAS, 0.0) if is_unfused else bias_bytes
             distances = DISTANCE_BYTES[width] * shape.distances
-    seen = shape.score_share * shape.sequence_length
-    return rows * (kept * seen + distances), rows * at_once * shape.sequence_length
+    attended = shape.score_share * shape.sequence_length
+    return rows * (kept_bytes * attended + distances), rows * bytes_at_once * shape.sequence_length
 
 
-def _casts(precision: Precision, shape: ModelShape, layout: Layout) -> float:
+def _cast_bytes(precision: Precision, shape: ModelShape, layout: Layout) -> float:
     """Return the bytes per parameter of 16-bit casts that layers without recomputation keep for the backward pass."""
     if layout.zero == 3 or layout.engine != "torch" or precision == "fp32":
         return 0.0
     return 2.0 * (1.0 - recomputed_share(shape, layout))
 
 
-def _head(demand: Demand, shape: ModelShape, tokens: float, passes: int) -> float:
+def _head_bytes(demand: Demand, shape: ModelShape, tokens: float, passes: int) -> float:
     """Return the bytes of the head: 4 x (copies x tokens at once x vocabulary + gradients x table).
 
     Copies are logits, softmax and gradient, and one more if logits are capped. A head in chunks computes the gradient
     of its weight in the forward pass, so each of `passes` forward passes holds one until its backward pass.
     """
-    at_once = HEAD_TOKENS["cuda" if demand.on_gpu else "cpu"]
-    chunked = shape.chunked_head and not demand.compares
+    chunk_tokens = HEAD_TOKENS["cuda" if demand.on_gpu else "cpu"]
+    is_chunked = shape.chunked_head and not demand.compares
     tokens *= shape.head_share
     if not tokens:
         return 0.0
-    if chunked:
-        tokens = min(tokens, at_once)
+    if is_chunked:
+        tokens = min(tokens, chunk_tokens)
     copies = 4.0 if shape.capped_logits else 3.0
-    copies += 0.0 if chunked else KEPT_LOGITS * (passes - 1)
+    copies += 0.0 if is_chunked else KEPT_LOGITS * (passes - 1)
     # An unchunked head makes its weight's gradient in the backward pass, when the logits are already freed.
-    gradients = 2 if shape.generator else passes * chunked  # ELECTRA's two networks share the table
+    gradients = 2 if shape.generator else passes * is_chunked  # ELECTRA's two networks share the table
     return 4.0 * (copies * tokens * shape.vocabulary + gradients * shape.table)
 
 
-def _generation(demand: Demand, shape: ModelShape) -> tuple[float, float]:
+def _generation_bytes(demand: Demand, shape: ModelShape) -> tuple[float, float]:
     """Return the bytes with which a rank generates answers: a whole copy of the model in fp32, whatever the layout, and
     the keys and values of the answers that it decodes at once.
     """
-    return generation_bytes(demand.precision, shape, demand.generated) if demand.generated else (0.0, 0.0)
+    return (
+        generation_bytes(demand.precision, shape, demand.decoded_at_once)
+        if demand.decoded_at_once
+        else (0.0, 0.0)
+    )
 
 
 def generation_bytes(precision: Precision, shape: ModelShape, answers: int) -> tuple[float, float]:
@@ -470,15 +493,15 @@ def teacher_bytes(precision: Precision, shape: ModelShape, layout: Layout, accum
     teacher = shape.running_teacher
     if teacher is None:
         return 0.0
-    ways = divided(teacher, layout, layout.sharded) if layout.zero >= 3 else 1
-    weights = 4.0 * local_parameters(teacher, layout) / ways
+    shards = zero_shards(teacher, layout, layout.sharded) if layout.zero >= 3 else 1
+    weights = 4.0 * local_parameters(teacher, layout) / shards
     rows = teacher.head_share * layout.micro_batch * shape.sequence_length / layout.cp
     width = 4.0 if precision == "fp32" else 2.0
-    kept = accumulation if layout.pp > 1 else 1
-    return weights + kept * width * rows * teacher.vocabulary / layout.tp
+    micro_batches = accumulation if layout.pp > 1 else 1
+    return weights + micro_batches * width * rows * teacher.vocabulary / layout.tp
 
 
-def _embedded(shape: ModelShape, first: bool, last: bool) -> float:
+def _table_gradient_bytes(shape: ModelShape, first: bool, last: bool) -> float:
     """Return the bytes of gradients of tables at the end of a backward pass.
 
     They are one table on a rank with the embedding; three if it also has the tied head: both gradients and their sum.
@@ -497,13 +520,15 @@ def offloaded_bytes(optimizer: str, shape: ModelShape, layout: Layout) -> float:
     if layout.offload == "none":
         return 0.0
     deepspeed = layout.engine == "deepspeed"
-    each = 4.0 * kept_numbers(optimizer, shape) + (8.0 if deepspeed else 0.0)
-    each = each * shape.trained_share + (4.0 if layout.offload == "parameters" else 0.0)
-    ways = divided(shape, layout, layout.sharded) if layout.zero else 1
-    return each * local_parameters(shape, layout) / ways
+    bytes_per_parameter = 4.0 * kept_numbers(optimizer, shape) + (8.0 if deepspeed else 0.0)
+    bytes_per_parameter = bytes_per_parameter * shape.trained_share + (
+        4.0 if layout.offload == "parameters" else 0.0
+    )
+    shards = zero_shards(shape, layout, layout.sharded) if layout.zero else 1
+    return bytes_per_parameter * local_parameters(shape, layout) / shards
 
 
-def _states(demand: Demand, shape: ModelShape, layout: Layout) -> float:
+def _state_bytes(demand: Demand, shape: ModelShape, layout: Layout) -> float:
     """Return the bytes per parameter of weight, gradient, optimizer state, moving average and reference on the device.
 
     See the table of ZeRO above. Frozen parameters have no gradient and no state. Offloaded state is in host memory,
@@ -512,22 +537,24 @@ def _states(demand: Demand, shape: ModelShape, layout: Layout) -> float:
     micro-batch only, so gradients (ZeRO 2 and 3) and gathered weights (ZeRO 3) stay whole until then.
     """
     deepspeed = layout.engine == "deepspeed"
-    kept = 4.0 * kept_numbers(demand.program.optimizer, shape)
-    slots = kept + (4.0 if deepspeed else 0.0) + (4.0 if demand.ema is not None else 0.0)
+    state_numbers = 4.0 * kept_numbers(demand.program.optimizer, shape)
+    slots = state_numbers + (4.0 if deepspeed else 0.0) + (4.0 if demand.ema is not None else 0.0)
     slots += 4.0 if demand.program.reference else 0.0
     tables = shape.table * (1 if shape.tied else 2)  # which are not pruned
     slots += demand.pruned * max(0.0, 1.0 - tables / shape.parameters)
     trained = shape.trained_share
-    small = shape.quantised_share  # weights in 4 bits, which ZeRO does not shard
-    ways = divided(shape, layout, layout.sharded)
-    optimizer = slots * trained / (ways if layout.zero >= 1 else 1)
-    gradients = 4.0 * trained / (ways if layout.zero >= 2 and layout.pp == 1 else 1)
-    weights = 4.0 * (1.0 - small) / (ways if layout.zero >= 3 else 1) + NF4 * small
+    quantised_share = shape.quantised_share  # weights in 4 bits, which ZeRO does not shard
+    shards = zero_shards(shape, layout, layout.sharded)
+    optimizer = slots * trained / (shards if layout.zero >= 1 else 1)
+    gradients = 4.0 * trained / (shards if layout.zero >= 2 and layout.pp == 1 else 1)
+    weights = (
+        4.0 * (1.0 - quantised_share) / (shards if layout.zero >= 3 else 1) + NF4_BYTES * quantised_share
+    )
     if layout.zero >= 3 and layout.pp > 1:
-        low = demand.precision in ("bf16", "fp8") and layout.schedule not in SPLIT
+        gathers_16_bits = demand.precision in ("bf16", "fp8") and layout.schedule not in SPLIT
         # Gathered weights in bf16 take 2 bytes; schedules that split the backward pass gather fp32, since W adds up in
         # the weight's dtype.
-        weights += (2.0 if low else 4.0) * (1.0 - small)
+        weights += (2.0 if gathers_16_bits else 4.0) * (1.0 - quantised_share)
     if layout.offload == "none":
         return weights + gradients + optimizer
     # DeepSpeed moves each bucket of gradients to the host as soon as it is reduced.

@@ -32,16 +32,16 @@ def no_layout(
         narrow: the widest layout among those that use too few workers.
     """
     if not demand.searches_layout and rejected:
-        return _not_by_hand(demand, shape, *rejected[0], offered if large else math.inf)
+        return _illegal_given_layout(demand, shape, *rejected[0], offered if large else math.inf)
     pinned = _pinned_problem(demand, shape, workers)
     if large and not pinned:
-        layout, memory = min(large, key=lambda each: each[1])
-        pinned = f"{layout} needs least, {needs(memory, offered)}{_sharing(demand)}"
+        layout, memory = min(large, key=lambda pair: pair[1])
+        pinned = f"{layout} needs least, {memory_text(memory, offered)}{_rollout_workers_text(demand)}"
     elif narrow and not pinned:
         return too_narrow(demand.resources, narrow)
-    why = pinned or (rejected[-1][1] if rejected else "")
+    reason = pinned or (rejected[-1][1] if rejected else "")
     return InputError(
-        f"no legal layout for {workers} workers{f': {why}' if why else ''}",
+        f"no legal layout for {workers} workers{f': {reason}' if reason else ''}",
         "parallel",
         "change resources or train.global_batch",
     )
@@ -57,7 +57,7 @@ def too_narrow(resources: ResourceSpec, widest: Layout) -> InputError:
     )
 
 
-def _not_by_hand(
+def _illegal_given_layout(
     demand: Demand, shape: ModelShape, layout: Layout, reason: str, offered: float
 ) -> InputError:
     """Return the error for a layout that the job fully specifies, with the nearest legal ones as a hint."""
@@ -65,18 +65,22 @@ def _not_by_hand(
     # Bitwise determinism computes each virtual shard as one micro-batch.
     micros = (batch // shards,) if shards else ()
 
-    def cannot(other: Layout) -> bool:
-        return bool(demand.engine_problems(other)) or peak_bytes(demand, shape, other) > offered
+    def is_refused(candidate: Layout) -> bool:
+        return bool(demand.engine_problems(candidate)) or peak_bytes(demand, shape, candidate) > offered
 
-    near = "; ".join(map(str, nearest(layout, shape, batch, cannot, micros)))
-    hint = f"the nearest legal layouts are {near}" if near else ""
+    nearest_layouts = "; ".join(map(str, nearest(layout, shape, batch, is_refused, micros)))
+    hint = f"the nearest legal layouts are {nearest_layouts}" if nearest_layouts else ""
     if offered < math.inf:
-        hint = f"the nearest layouts that fit are {near}" if near else "raise workers, zero or recompute"
-        reason += _sharing(demand)
+        hint = (
+            f"the nearest layouts that fit are {nearest_layouts}"
+            if nearest_layouts
+            else "raise workers, zero or recompute"
+        )
+        reason += _rollout_workers_text(demand)
     return InputError(reason, "parallel", hint)
 
 
-def _sharing(demand: Demand) -> str:
+def _rollout_workers_text(demand: Demand) -> str:
     """Return that rollout workers take a part of the memory of nodes, as the end of a sentence; empty if none do."""
     if demand.on_gpu or demand.rollout is None or demand.rollout.workers is None:
         return ""
@@ -90,15 +94,15 @@ def _pinned_problem(demand: Demand, shape: ModelShape, workers: int) -> str:
     pins = demand.parallel.pins
     # DeepSpeed shards at least the optimizer state, and needs ZeRO 3 to offload parameters.
     min_zero = {"deepspeed": 3 if pins.get("offload") == "parameters" else 1}.get(pins.get("engine", ""), 0)
-    alone = Layout(**{"zero": min_zero, **pins})
-    if (size := alone.pp * alone.cp * alone.tp) > workers:
-        return f"{alone} needs {size} workers of {workers}; lower a degree or add workers"
-    layout = fit(alone, workers, demand.batch, demand.shards)
-    layout = layout or alone.but(dp=alone.ep)
+    pinned_layout = Layout(**{"zero": min_zero, **pins})
+    if (size := pinned_layout.pp * pinned_layout.cp * pinned_layout.tp) > workers:
+        return f"{pinned_layout} needs {size} workers of {workers}; lower a degree or add workers"
+    layout = fit(pinned_layout, workers, demand.batch, demand.shards)
+    layout = layout or pinned_layout.but(dp=pinned_layout.ep)
     problems = layout.problems(shape, demand.batch) or demand.engine_problems(layout)
     return problems[0] if problems else ""
 
 
-def needs(memory: float, offered: float) -> str:
+def memory_text(memory: float, offered: float) -> str:
     """Return the text that says how much memory a layout needs that does not fit."""
     return f"{memory / 2**30:.2f} GiB per rank, but a worker offers {offered / 2**30:.2f} GiB"

@@ -19,7 +19,7 @@ from workloads.errors import WorkloadError
 from workloads.own.object_reference import load
 
 WHERE = "parallel.cost"
-MOST_ASKED = 64
+MAX_CHECKED_WORKERS = 64
 """Numbers of workers for which the user's function is checked before a run."""
 
 
@@ -27,11 +27,14 @@ class Cost(Protocol):
     """The user's function `parallel.cost: module:name`. It must be pure; its options are further arguments."""
 
     def __call__(self, layout: Layout, step: StepTime, memory: float) -> float | str:
-        """Seconds of a step, from 0 on, that come on top of those that are predicted; or the reason, in a line, for
-        which this layout is not to be used.
+        """Return the seconds to add to the predicted step, 0 or more, or a reason, in one line, to refuse the layout.
 
-        It is asked about layouts that are legal and fit. step: the predicted seconds by part; memory: bytes of the rank
-        that needs most.
+        It is called for layouts that are legal and fit.
+
+        Args:
+            layout: the layout.
+            step: the predicted seconds by part.
+            memory: bytes of the rank that needs most.
         """
 
 
@@ -42,21 +45,23 @@ class Refusal:
     reason: str
 
 
-def with_own(
-    named: ObjectReference | None, layout: Layout, step: StepTime, memory: float
+def with_own_cost(
+    reference: ObjectReference | None, layout: Layout, step: StepTime, memory: float
 ) -> StepTime | Refusal:
     """Return the step with the seconds that the user's cost adds, or its refusal.
 
     Raises:
         InputError: if the function fails or returns anything else.
     """
-    if named is None:
+    if reference is None:
         return step
-    result = _cost(named, layout, step, memory)
+    result = _cost(reference, layout, step, memory)
     if isinstance(result, str) and result.strip():
-        return Refusal(f"{' '.join(result.split())} (by {named})")
+        return Refusal(f"{' '.join(result.split())} (by {reference})")
     if type(result) not in (int, float) or not 0.0 <= result < math.inf:
-        problem = f"{named} returns {str(result)[:40]!r} for {layout}, neither seconds from 0 on nor a reason"
+        problem = (
+            f"{reference} returns {str(result)[:40]!r} for {layout}, neither seconds from 0 on nor a reason"
+        )
         raise InputError(problem, WHERE, "see orchestrator.planner.own_cost.Cost")
     return dataclasses.replace(step, own=float(result))
 
@@ -68,24 +73,22 @@ def check_own_cost(parallel: ParallelChoice, workers: int) -> None:
         parallel: how the job divides the model, which may name a cost.
         workers: the most workers of the job.
     """
-    if (named := cost_of(parallel)) is None:
+    if (reference := cost_of(parallel)) is None:
         return
     step = StepTime(1.0, 0.1, 0.0, 0.1)
-    for width in range(1, min(workers, MOST_ASKED) + 1):
-        first, second = (with_own(named, Layout(dp=width), step, 2.0**30) for _ in range(2))
+    for width in range(1, min(workers, MAX_CHECKED_WORKERS) + 1):
+        first, second = (with_own_cost(reference, Layout(dp=width), step, 2.0**30) for _ in range(2))
         if first != second:
-            problem = (
-                f"{named} returns different results for the same arguments, so a restart could plan otherwise"
-            )
+            problem = f"{reference} returns different results for the same arguments, so a restart could plan otherwise"
             raise InputError(problem, WHERE, "let it depend on its arguments alone")
 
 
-def _cost(named: ObjectReference, layout: Layout, step: StepTime, memory: float) -> Any:
+def _cost(reference: ObjectReference, layout: Layout, step: StepTime, memory: float) -> Any:
     try:
-        function: Cost = load(named.use)
-        return function(layout, step, memory, **named.options)
+        function: Cost = load(reference.use)
+        return function(layout, step, memory, **reference.options)
     except WorkloadError as error:
         raise InputError(str(error), WHERE) from None
     except Exception as error:  # whatever the user's code raises
         reason = " ".join(f"{type(error).__name__}: {error}".split())[:200]
-        raise InputError(f"{named} failed on {layout} ({reason})", WHERE, "fix it") from None
+        raise InputError(f"{reference} failed on {layout} ({reason})", WHERE, "fix it") from None

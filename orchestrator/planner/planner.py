@@ -10,26 +10,26 @@ from typing import Any
 from orchestrator.config.errors import InputError
 from orchestrator.config.resources import ResourceSpec
 from orchestrator.parallel.layout import Layout, ModelShape
-from orchestrator.planner.choose_layout import NOTHING, Plan, Verdict, plan, predict
+from orchestrator.planner.choose_layout import NO_VERDICTS, Plan, Verdict, plan, predict
 from orchestrator.planner.demand import Demand
 from orchestrator.planner.device import Machine
 from orchestrator.planner.host_memory import state_bytes, worker_bytes
 from orchestrator.planner.memory import MEMORY_SHARE, fits, needed_bytes
-from orchestrator.planner.rollouts import predicted_with, time_of
+from orchestrator.planner.rollouts import rollout_time, with_rollout_time
 from orchestrator.planner.search import TIE
 from orchestrator.planner.simulation.operators import needed_flops
 from orchestrator.planner.simulation.step import pipeline
 
-MOSTLY = 0.7
+COMPUTE_BOUND_SHARE = 0.7
 """Share of computation in a step above which fewer workers are not faster: on half of them a step computes twice as
 long, or 1.4 times as long if workers share caches."""
-MOST_ACTIONS = 5000
+MAX_TIMELINE_ACTIONS = 5000
 """Forward passes of a pipeline's step beyond which plan.json has no timeline."""
 
 
-NEAR = 2.5
+MAX_UNDERESTIMATE = 2.5
 """Ratio up to which a layout may need more memory than the formula predicts."""
-OVER = 1.35
+MAX_OVERESTIMATE = 1.35
 """Ratio up to which the formula may predict more memory than a layout needs: 1.26 was measured for small layouts
 (docs/predictions.md)."""
 
@@ -40,7 +40,7 @@ def planned(
     workers: int,
     machine: Machine,
     must_fit: bool = True,
-    verdicts: Mapping[Layout, Verdict] = NOTHING,
+    verdicts: Mapping[Layout, Verdict] = NO_VERDICTS,
 ) -> Plan:
     """Return the plan for the job's objective on at most `workers` workers.
 
@@ -63,7 +63,7 @@ def faster_on_fewer(demand: Demand, shape: ModelShape, plan: Plan) -> Plan | Non
     The plans compared are those on `workers.min` workers, twice as many and so on. A step that mostly computes is
     never faster on fewer workers, so nothing is compared then.
     """
-    computes = plan.chosen.time.compute > MOSTLY * plan.chosen.seconds
+    computes = plan.chosen.time.compute > COMPUTE_BOUND_SHARE * plan.chosen.seconds
     if computes or not plan.fits or not demand.searches_layout:
         return None
     cheapest = min(_narrower(demand, shape, plan), key=_seconds, default=None)
@@ -75,19 +75,19 @@ def _narrower(
     shape: ModelShape,
     candidate: Plan,
     must_fit: bool = True,
-    verdicts: Mapping[Layout, Verdict] = NOTHING,
+    verdicts: Mapping[Layout, Verdict] = NO_VERDICTS,
 ) -> list[Plan]:
     """Return the plans that fit on `workers.min` workers, twice as many and so on, but fewer than `candidate` has."""
     narrower = []
-    for width in widths(demand.resources.workers.min, candidate.chosen.layout.world)[:-1]:
+    for width in worker_counts(demand.resources.workers.min, candidate.chosen.layout.world)[:-1]:
         try:
-            each = plan(
+            narrower_plan = plan(
                 demand, shape, workers=width, machine=candidate.machine, must_fit=must_fit, verdicts=verdicts
             )
         except InputError:
             continue
-        if each.fits and each.chosen.layout.world >= demand.resources.workers.min:
-            narrower.append(each)
+        if narrower_plan.fits and narrower_plan.chosen.layout.world >= demand.resources.workers.min:
+            narrower.append(narrower_plan)
     return narrower
 
 
@@ -100,26 +100,28 @@ def best_of(demand: Demand, plans: Sequence[Plan]) -> list[Plan]:
     measure = _seconds
     if demand.resources.objective == "cost":
         hours = demand.hours or float("inf")
-        if in_time := [each for each in plans if demand.steps * _seconds(each) <= 3600.0 * hours]:
+        if in_time := [
+            candidate for candidate in plans if demand.steps * _seconds(candidate) <= 3600.0 * hours
+        ]:
             plans = in_time
             measure = _cost
     lowest = min(map(measure, plans))
-    return [each for each in plans if measure(each) <= lowest * (1.0 + TIE)]
+    return [candidate for candidate in plans if measure(candidate) <= lowest * (1.0 + TIE)]
 
 
-def is_roomy(resources: ResourceSpec, plan: Plan) -> bool:
-    """Whether the chosen layout fits even if it needs NEAR times the predicted memory. It is then not traced."""
+def fits_with_margin(resources: ResourceSpec, plan: Plan) -> bool:
+    """Whether the chosen layout fits even with MAX_UNDERESTIMATE times the predicted memory. It is then not traced."""
     on_cpu = not resources.per_worker.gpu
-    needed = NEAR * plan.chosen.memory
+    needed = MAX_UNDERESTIMATE * plan.chosen.memory
     return fits(needed_bytes(plan.chosen.layout, needed, needed, on_cpu), plan.machine, on_cpu)
 
 
 def may_fit(plan: Plan) -> bool:
     """Whether the chosen layout, which is too large by the formula, may fit by its trace."""
-    return plan.chosen.memory <= OVER * plan.machine.memory * MEMORY_SHARE
+    return plan.chosen.memory <= MAX_OVERESTIMATE * plan.machine.memory * MEMORY_SHARE
 
 
-def on_workers(resources: ResourceSpec, min_workers: int, max_workers: int) -> ResourceSpec:
+def with_worker_range(resources: ResourceSpec, min_workers: int, max_workers: int) -> ResourceSpec:
     """Return the resources with `workers.min` and `workers.max` set to `min_workers` and `max_workers`."""
     workers = resources.workers.model_copy(update={"min": min_workers, "max": max_workers})
     return resources.model_copy(update={"workers": workers})
@@ -127,10 +129,10 @@ def on_workers(resources: ResourceSpec, min_workers: int, max_workers: int) -> R
 
 def with_workers(resources: ResourceSpec, workers: int) -> ResourceSpec:
     """Return the resources limited to `workers` workers. The minimum is lowered to that number if it is larger."""
-    return on_workers(resources, min(resources.workers.min, workers), workers)
+    return with_worker_range(resources, min(resources.workers.min, workers), workers)
 
 
-def widths(min_workers: int, max_workers: int) -> list[int]:
+def worker_counts(min_workers: int, max_workers: int) -> list[int]:
     """Return the numbers of workers to compare: `min_workers`, twice as many and so on, and `max_workers`."""
     numbers = []
     while min_workers < max_workers:
@@ -172,33 +174,33 @@ class Planner:
     is_busy: Callable[[], bool] = lambda: False
     verdicts: dict[Layout, Verdict] = dataclasses.field(default_factory=dict, repr=False, compare=False)
     _confirmed: set[int] = dataclasses.field(default_factory=set, repr=False, compare=False)
-    _unasked: set[int] = dataclasses.field(default_factory=set, repr=False, compare=False)
-    _known: dict[int, Layout | None] = dataclasses.field(default_factory=dict, repr=False, compare=False)
+    _unconfirmed: set[int] = dataclasses.field(default_factory=set, repr=False, compare=False)
+    _layouts: dict[int, Layout | None] = dataclasses.field(default_factory=dict, repr=False, compare=False)
 
     def plan(self, workers: int) -> Plan:
         """Return the plan of `planned`, in view of the verdicts so far."""
         chosen_plan = self._planned(workers, must_fit=False)
-        if self._is_open(workers, chosen_plan):
+        if self._needs_traces(workers, chosen_plan):
             if not self.is_busy():
                 return self._confirmed_plan(workers, chosen_plan)
-            self._unasked.add(workers)
+            self._unconfirmed.add(workers)
         return chosen_plan if chosen_plan.fits else self._planned(workers)
 
-    def _is_open(self, workers: int, plan: Plan) -> bool:
+    def _needs_traces(self, workers: int, plan: Plan) -> bool:
         """Whether traces must still confirm that the chosen layout fits."""
         if self.confirm is None or workers in self._confirmed:
             return False
         if plan.fits:
-            return not is_roomy(self.demand.resources, plan)
+            return not fits_with_margin(self.demand.resources, plan)
         return self.demand.resources.must_fit and may_fit(plan)
 
     def _confirmed_plan(self, workers: int, plan: Plan) -> Plan:
         assert self.confirm is not None
-        self._unasked.discard(workers)
+        self._unconfirmed.discard(workers)
         self._confirmed.add(workers)
-        more = self.confirm(workers)
-        self.verdicts.update(more)
-        if more or not plan.fits:
+        new_verdicts = self.confirm(workers)
+        self.verdicts.update(new_verdicts)
+        if new_verdicts or not plan.fits:
             plan = self._planned(workers)
         self._confirmed.add(plan.chosen.layout.world)
         return plan
@@ -227,13 +229,13 @@ class Planner:
         document = plan.to_json()
         document["memory"] = {"source": "formula"}
         if self.demand.rollout is not None:
-            document["predicted"] |= predicted_with(plan, time_of(self.demand, self.shape, plan))
+            document["predicted"] |= with_rollout_time(plan, rollout_time(self.demand, self.shape, plan))
         layout = plan.chosen.layout
-        parts = layout.accumulation(self.demand.batch)
-        if layout.pp == 1 or parts * layout.stages > MOST_ACTIONS:
+        micro_batches = layout.accumulation(self.demand.batch)
+        if layout.pp == 1 or micro_batches * layout.stages > MAX_TIMELINE_ACTIONS:
             return document
-        played = pipeline(self.shape, layout, parts, self.machine, self.demand.program, keep=True)
-        actions = [(*action[:4], round(action[4], 6), round(action[5], 6)) for action in played.actions()]
+        simulated = pipeline(self.shape, layout, micro_batches, self.machine, self.demand.program, keep=True)
+        actions = [(*action[:4], round(action[4], 6), round(action[5], 6)) for action in simulated.actions()]
         return {**document, "timeline": actions}
 
     @property
@@ -246,12 +248,12 @@ class Planner:
 
         None if no layout is legal, or if the memory of so few hosts cannot hold what is saved.
         """
-        if workers not in self._known or (workers in self._unasked and not self.is_busy()):
+        if workers not in self._layouts or (workers in self._unconfirmed and not self.is_busy()):
             try:
-                self._known[workers] = self.plan(workers).chosen.layout if workers else None
+                self._layouts[workers] = self.plan(workers).chosen.layout if workers else None
             except InputError:
-                self._known[workers] = None
-        layout = self._known[workers]
+                self._layouts[workers] = None
+        layout = self._layouts[workers]
         if layout is None or self.host is None:
             return layout
         state = state_bytes(self.demand.optimizer, self.demand.ema, self.shape, pruned=self.demand.pruned)

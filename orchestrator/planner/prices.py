@@ -39,7 +39,7 @@ def check(limits: LimitSpec, tune: TuneSpec | None) -> None:
             hint = "give limits.usd_per_worker_hour, or in limits.prices a CSV with the columns " + ",".join(
                 COLUMNS
             )
-            raise InputError("no price is known to count it by", where, hint)
+            raise InputError("no price is known, which this limit needs", where, hint)
 
 
 def load(uri: str | None) -> Prices:
@@ -69,22 +69,27 @@ def _usd(row: Mapping[str, str]) -> float:
 
 def rate(machines: Sequence[Mapping[str, str]], prices: Prices) -> float | None:
     """Return USD per hour of whole machines, each with its `machine`, `market` and `zone`; None if one has no price."""
-    result = [
+    usd_by_machine = [
         prices.get((m["machine"], m["market"], m["zone"]), prices.get((m["machine"], m["market"], "")))
         for m in machines
     ]
-    known = [usd for usd in result if usd is not None]
-    return sum(known) if known and len(known) == len(result) else None
+    priced = [usd for usd in usd_by_machine if usd is not None]
+    return sum(priced) if priced and len(priced) == len(usd_by_machine) else None
 
 
 def by_zone(machines: Sequence[Mapping[str, str]], prices: Prices) -> list[dict[str, Any]]:
     """Return the number of machines in each zone and market, and their USD per hour; None if one has no price."""
-    places: dict[tuple[str, str], list[Mapping[str, str]]] = {}
+    machines_by_zone: dict[tuple[str, str], list[Mapping[str, str]]] = {}
     for machine in machines:
-        places.setdefault((machine["zone"], machine["market"]), []).append(machine)
+        machines_by_zone.setdefault((machine["zone"], machine["market"]), []).append(machine)
     return [
-        {"zone": zone, "market": market, "nodes": len(found), "usd_per_hour": rate(found, prices)}
-        for (zone, market), found in sorted(places.items())
+        {
+            "zone": zone,
+            "market": market,
+            "nodes": len(zone_machines),
+            "usd_per_hour": rate(zone_machines, prices),
+        }
+        for (zone, market), zone_machines in sorted(machines_by_zone.items())
     ]
 
 
@@ -97,15 +102,15 @@ class Ceiling:
     spent: float
 
     def __str__(self) -> str:
-        return f"{WARN_AT:.0%} of limits.{self.key} {self.limit:g} are reached: {self.spent:.4g}"
+        return f"{WARN_AT:.0%} of limits.{self.key} ({self.limit:g}) is reached: {self.spent:.4g} is spent"
 
 
-def near(
-    limits: Mapping[str, float | None], spent: Mapping[str, float], known: Set[tuple[str, float]]
+def nearly_reached(
+    limits: Mapping[str, float | None], spent: Mapping[str, float], reported: Set[tuple[str, float]]
 ) -> list[Ceiling]:
-    """Return each limit that is now nearly reached and not yet `known`, which has pairs of key and limit."""
+    """Return each limit that is now nearly reached and not yet `reported`, which has pairs of key and limit."""
     return [
         Ceiling(key, limit, spent[key])
         for key, limit in limits.items()
-        if limit and spent[key] >= WARN_AT * limit and (key, limit) not in known
+        if limit and spent[key] >= WARN_AT * limit and (key, limit) not in reported
     ]

@@ -55,10 +55,10 @@ class RolloutTime:
     @property
     def seconds(self) -> float:
         """Seconds of the step."""
-        others = self.reward + self.train
+        gang_seconds = self.reward + self.train
         if self.overlaps:
-            return self.transfer + max(self.generate, others)
-        return self.transfer + self.generate + others
+            return self.transfer + max(self.generate, gang_seconds)
+        return self.transfer + self.generate + gang_seconds
 
     def by_part(self) -> dict[str, float]:
         """Return the seconds that a step waits for each part of the rollout, as the rows of a run have them."""
@@ -66,19 +66,21 @@ class RolloutTime:
         return {"transfer": self.transfer, "generate": waited, "reward": self.reward}
 
 
-def predicted_with(found: Plan, time: RolloutTime) -> dict[str, Any]:
+def with_rollout_time(plan: Plan, time: RolloutTime) -> dict[str, Any]:
     """Return what a step with its share of a rollout changes in `predicted` of a plan's JSON.
 
     Args:
-        found: the plan of the training workers.
+        plan: the plan of the training workers.
         time: seconds of its step.
     """
-    slow = {share: dataclasses.replace(time, train=seconds) for share, seconds in found.quantiles.items()}
+    slow_steps = {
+        share: dataclasses.replace(time, train=seconds) for share, seconds in plan.quantiles.items()
+    }
     return {
         "step_seconds": time.seconds,
-        "step_seconds_quantiles": {share: each.seconds for share, each in slow.items()},
-        "tokens_per_second": found.tokens / time.seconds,
-        "seconds_by_part": found.chosen.time.to_json() | time.by_part(),
+        "step_seconds_quantiles": {share: slow_step.seconds for share, slow_step in slow_steps.items()},
+        "tokens_per_second": plan.tokens / time.seconds,
+        "seconds_by_part": plan.chosen.time.to_json() | time.by_part(),
     }
 
 
@@ -110,12 +112,12 @@ def worker_bytes(demand: Demand, shape: ModelShape) -> float:
     return weights + cache + logits + process
 
 
-def time_of(demand: Demand, shape: ModelShape, found: Plan) -> RolloutTime:
+def rollout_time(demand: Demand, shape: ModelShape, plan: Plan) -> RolloutTime:
     """Return the seconds of a step under a plan of its training workers."""
     rollout = demand.rollout
     assert rollout is not None
-    machine = found.machine
-    ranks = found.chosen.layout.world
+    machine = plan.machine
+    ranks = plan.chosen.layout.world
     generating = rollout.workers.max if rollout.workers else 0
     overlaps = bool(rollout.staleness and generating)
     # The units of all steps of a rollout are queued together only if the gang trains meanwhile.
@@ -130,7 +132,7 @@ def time_of(demand: Demand, shape: ModelShape, found: Plan) -> RolloutTime:
         transfer=transfer / rollout.steps,
         generate=rounds * unit_seconds(shape, machine, demand.program, rollout) + read / rollout.steps,
         reward=REWARDS_SECONDS + REWARD_SECONDS * demand.batch / ranks,
-        train=found.chosen.seconds,
+        train=plan.chosen.seconds,
         overlaps=overlaps,
     )
 
@@ -163,12 +165,12 @@ def unit_seconds(shape: ModelShape, machine: Machine, program: Program, rollout:
     program = dataclasses.replace(program, in_8_bits=0, dropout=False, compiled=False, reference=False)
     prompt = max(shape.sequence_length - rollout.max_tokens, 1)
     read = _pass(with_length(shape, prompt), machine, program, rollout.together)
-    rows = rollout.together * rollout.group
-    token = _pass(with_length(shape, 1), machine, program, rows)
+    sequences = rollout.together * rollout.group
+    token = _pass(with_length(shape, 1), machine, program, sequences)
     context = prompt + rollout.max_tokens / 2.0  # in the middle of the answer
-    cached = rows * context * 2.0 * shape.kv_heads * shape.head_size * program.width
+    cached = sequences * context * 2.0 * shape.kv_heads * shape.head_size * program.width
     token += shape.layers * (machine.elements(cached) + CACHE_OPERATIONS * machine.launch)
-    token += machine.elements(DRAW_BYTES * rows * shape.vocabulary) + DRAW_SECONDS * rows
+    token += machine.elements(DRAW_BYTES * sequences * shape.vocabulary) + DRAW_SECONDS * sequences
     return read + rollout.max_tokens * token
 
 

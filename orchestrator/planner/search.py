@@ -17,13 +17,13 @@ from orchestrator.parallel.cuts import layers_by_rank
 from orchestrator.parallel.layout import SPLIT, Layout, ModelShape
 from orchestrator.planner.candidates import Degrees, Family
 from orchestrator.planner.device import Machine
-from orchestrator.planner.own_cost import Refusal, with_own
+from orchestrator.planner.own_cost import Refusal, with_own_cost
 from orchestrator.planner.simulation.operators import Program, ends
 from orchestrator.planner.simulation.step import (
     StepTime,
     busiest,
     inner_layer,
-    parts_of,
+    layer_part,
     step_time,
     with_update,
 )
@@ -53,19 +53,22 @@ def _busy_and_filled(
 def _filled(shape: ModelShape, layout: Layout, parts: int, machine: Machine, program: Program) -> float:
     """Return the seconds until the last rank of a pipeline can begin, plus its work, plus those after its end."""
     inner = inner_layer(shape, layout, machine, program)
-    each = inner.compute + inner.sent
+    layer_seconds = inner.compute + inner.sent
     last = layers_by_rank(shape.layers, layout)[-1]
-    ahead, _ = layout.layers_of(shape.layers, layout.pp - 1)
+    layers_before, _ = layout.layers_of(shape.layers, layout.pp - 1)
     if layout.schedule == "zbv":
         # The last rank has the two stages at the tip of the V, and only I must travel back up.
-        way = ahead * (inner.forward + inner.sent_forward) + parts * last * each
-        back = ahead * (inner.inputs + inner.again + inner.sent_backward) - parts * last * inner.weights
-        return way + max(back, 0.0)
-    _, head = ends(shape, machine, program, parts_of(layout))
+        fill = layers_before * (inner.forward + inner.sent_forward) + parts * last * layer_seconds
+        drain = (
+            layers_before * (inner.inputs + inner.recompute + inner.sent_backward)
+            - parts * last * inner.weights
+        )
+        return fill + max(drain, 0.0)
+    _, head = ends(shape, machine, program, layer_part(layout))
     # With a split backward pass the last rank may end with W while the ranks before it are done, so only the forward
     # half of the way counts.
-    way = inner.forward + inner.sent_forward if layout.schedule in SPLIT else each
-    return ahead * way + parts * (last * each + head.compute + head.sent)
+    fill = inner.forward + inner.sent_forward if layout.schedule in SPLIT else layer_seconds
+    return layers_before * fill + parts * (last * layer_seconds + head.compute + head.sent)
 
 
 def passes_lower_bound(
@@ -78,9 +81,11 @@ def passes_lower_bound(
     """
     machine = machine.among(layout.world)
     inner = inner_layer(shape, layout, machine, program)
-    first, head = ends(shape, machine, program, parts_of(layout))
-    each = shape.layers * (inner.compute + inner.sent) + sum(end.compute + end.sent for end in (first, head))
-    return max(layout.accumulation(global_batch), 1) * each / layout.pp
+    first, head = ends(shape, machine, program, layer_part(layout))
+    stage_seconds = shape.layers * (inner.compute + inner.sent) + sum(
+        end.compute + end.sent for end in (first, head)
+    )
+    return max(layout.accumulation(global_batch), 1) * stage_seconds / layout.pp
 
 
 def time_lower_bound(
@@ -95,10 +100,12 @@ def time_lower_bound(
     inner = inner_layer(shape, layout, machine, program)
     sent = parts * max(layers_by_rank(shape.layers, layout)) * inner.sent
     passes = (busy - sent, sent, max(filled - busy, 0.0))
-    return with_update(shape, layout, parts=parts, machine=machine, program=program, passes=passes).seconds
+    return with_update(
+        shape, layout, micro_batches=parts, machine=machine, program=program, passes=passes
+    ).seconds
 
 
-BEST = 10
+MIN_CANDIDATES = 10
 """Minimum number of layouts that are predicted in full, if that many are legal."""
 TIE = 0.05
 """Relative difference of step times within which two layouts count as equally fast: predictions are no more precise."""
@@ -136,37 +143,44 @@ class Search:
     """A queue of sets of layouts, ordered by the lower bound of their step times.
 
     The sets are nested: all layouts with the same degrees, families of them, single layouts. Expanding a set replaces
-    it by its parts with their own, higher bounds. When the lowest bound exceeds the times of the BEST layouts so far,
-    so do all others.
+    it by its parts with their own, higher bounds. When the lowest bound exceeds the times of the fastest
+    MIN_CANDIDATES layouts so far, so do all others.
 
     Attributes:
         refused: layouts that the user's own cost refuses, each with the reason.
     """
 
     def __init__(
-        self, shape: ModelShape, batch: int, machine: Machine, program: Program, own: ObjectReference | None
+        self,
+        shape: ModelShape,
+        batch: int,
+        machine: Machine,
+        program: Program,
+        own_cost: ObjectReference | None,
     ) -> None:
         self.refused: list[tuple[Layout, str]] = []
         self._inputs = (shape, batch, machine, program)
-        self._own = own
+        self._own_cost = own_cost
         self._queue: list[tuple[float, int, Degrees | Family | tuple[Layout, float]]] = []
         self._number = itertools.count()  # order of equal bounds
         self._candidates: list[Candidate] = []
-        self._times: list[float] = []  # seconds of the BEST fastest candidates, ascending
+        self._times: list[float] = []  # seconds of the MIN_CANDIDATES fastest candidates, ascending
 
     @property
     def passed_over(self) -> int:
         """Number of legal layouts that were not predicted in full, without those of families that were not expanded."""
-        return sum(isinstance(each, tuple) for _, _, each in self._queue)
+        return sum(isinstance(entry, tuple) for _, _, entry in self._queue)
 
     def add(self, degrees: Degrees) -> None:
         """Add degrees to the search."""
         shape, batch, machine, program = self._inputs
-        self._push(passes_lower_bound(shape, degrees.least, batch, machine, program), degrees)
+        self._push(passes_lower_bound(shape, degrees.fastest, batch, machine, program), degrees)
 
     def _add_family(self, family: Family) -> None:
         shape, batch, machine, program = self._inputs
-        self._push(min(passes_time(shape, least, batch, machine, program) for least in family.least), family)
+        self._push(
+            min(passes_time(shape, layout, batch, machine, program) for layout in family.fastest), family
+        )
 
     def add_legal(self, layouts: list[tuple[Layout, float]]) -> None:
         """Add legal layouts, each with the bytes that it needs."""
@@ -174,8 +188,8 @@ class Search:
         for layout, memory in layouts:
             self._push(time_lower_bound(shape, layout, batch, machine, program), (layout, memory))
 
-    def _push(self, bound: float, one: Degrees | Family | tuple[Layout, float]) -> None:
-        heapq.heappush(self._queue, (bound, next(self._number), one))
+    def _push(self, bound: float, entry: Degrees | Family | tuple[Layout, float]) -> None:
+        heapq.heappush(self._queue, (bound, next(self._number), entry))
 
     def best(
         self,
@@ -195,24 +209,28 @@ class Search:
         candidates = self._candidates
         times = self._times
         while self._queue:
-            bound, _, one = self._queue[0]
-            if len(times) >= BEST and bound > max(times[BEST - 1], times[0] * (1.0 + TIE)):
+            bound, _, entry = self._queue[0]
+            if len(times) >= MIN_CANDIDATES and bound > max(
+                times[MIN_CANDIDATES - 1], times[0] * (1.0 + TIE)
+            ):
                 break
             heapq.heappop(self._queue)
-            if isinstance(one, Degrees):
-                for family in possible_of(one):
+            if isinstance(entry, Degrees):
+                for family in possible_of(entry):
                     self._add_family(family)
                 continue
-            if isinstance(one, Family):
-                self.add_legal(legal_of(one))
+            if isinstance(entry, Family):
+                self.add_legal(legal_of(entry))
                 continue
-            layout, memory = one
-            time = with_own(self._own, layout, step_time(shape, layout, batch, machine, program), memory)
+            layout, memory = entry
+            time = with_own_cost(
+                self._own_cost, layout, step_time(shape, layout, batch, machine, program), memory
+            )
             if isinstance(time, Refusal):
                 self.refused.append((layout, time.reason))
                 continue
             candidates.append(Candidate(layout, memory, time))
-            times[:] = sorted([*times, candidates[-1].seconds])[:BEST]
+            times[:] = sorted([*times, candidates[-1].seconds])[:MIN_CANDIDATES]
         if not candidates:
             return []
         candidates.sort(key=lambda c: (c.seconds, c.layout.zero, c.memory))

@@ -29,7 +29,7 @@ def model_shape(
         predicted: the tokens that the objective predicts.
     """
     undeclared = "an own model that declares neither stages() nor sharding()"
-    whole = undeclared if config.divided_by == "declaration" else "this model's Hugging Face class"
+    runner = undeclared if config.divided_by == "declaration" else "this model's Hugging Face class"
     shape = ModelShape(
         parameters=parameters(config),
         layers=config.layers + config.decoder_layers,
@@ -42,35 +42,37 @@ def model_shape(
         flops_per_token=flops(config, sequence_length, predicted),
         stages=1,
         bare_ends=False,
-        no_model_split=f"{whole} is run as it is",
-        no_sequence_split=f"{whole} is run as it is",
+        no_model_split=f"{runner} is run as it is",
+        no_sequence_split=f"{runner} is run as it is",
         no_recompute="" if config.has_blocks else "its class has no repeated layer",
         chunked_head=config.ends_in_head,
     )
     if config.divided_by == "rules":
-        return _splits(config, shape, predicted)
+        return _transformer_splits(config, shape, predicted)
     if config.divided_by == "declaration":
-        return _declared(config, shape)
-    return _of_class(config, shape) if divides_classes else shape
+        return _declared_splits(config, shape)
+    return _hugging_face_splits(config, shape) if divides_classes else shape
 
 
-def _of_class(config: HuggingFaceModel, shape: ModelShape) -> ModelShape:
+def _hugging_face_splits(config: HuggingFaceModel, shape: ModelShape) -> ModelShape:
     """Return the shape with the ways in which a class of transformers can be divided."""
     if config.balanced:
         shape = dataclasses.replace(shape, even_shares="a part of its loss is a mean over micro-batches")
     (styles, no_tensors), (layers, no_layers) = config.styles, config.layer_list
-    whole = "this model's Hugging Face class is run as it is"
+    runs_as_is = "this model's Hugging Face class is run as it is"
     if not styles and layers is None:
         return dataclasses.replace(
-            shape, no_tensor_split=f"{whole}: {no_tensors}", no_pipeline_split=f"{whole}: {no_layers}"
+            shape,
+            no_tensor_split=f"{runs_as_is}: {no_tensors}",
+            no_pipeline_split=f"{runs_as_is}: {no_layers}",
         )
     result = dataclasses.replace(
         shape,
         no_model_split="",
-        no_tensor_split="" if styles else f"{whole}: {no_tensors}",
-        no_pipeline_split="" if layers else f"{whole}: {no_layers}",
-        no_context_split=whole,
-        no_sequence_split=whole,
+        no_tensor_split="" if styles else f"{runs_as_is}: {no_tensors}",
+        no_pipeline_split="" if layers else f"{runs_as_is}: {no_layers}",
+        no_context_split=runs_as_is,
+        no_sequence_split=runs_as_is,
         layers=config.blocks if layers else shape.layers,
         stages=config.blocks if layers else 1,
     )
@@ -80,7 +82,7 @@ def _of_class(config: HuggingFaceModel, shape: ModelShape) -> ModelShape:
     return dataclasses.replace(result, heads=heads, kv_heads=kv_heads, feedforward=config.cut)
 
 
-def _declared(config: OwnModel, shape: ModelShape) -> ModelShape:
+def _declared_splits(config: OwnModel, shape: ModelShape) -> ModelShape:
     """Return the shape with the ways in which an own model declares that it can be divided."""
     shape = dataclasses.replace(shape, embedded=config.embedded)
     if config.compares:
@@ -105,10 +107,10 @@ def _declared(config: OwnModel, shape: ModelShape) -> ModelShape:
     )
 
 
-def _splits(config: TransformerConfig, shape: ModelShape, predicted: Predicted) -> ModelShape:
+def _transformer_splits(config: TransformerConfig, shape: ModelShape, predicted: Predicted) -> ModelShape:
     """Return the shape with the ways in which one of this project's models can be divided."""
     moe, stacks = config.moe, (config.layers, config.decoder_layers)
-    is_whole = bool(config.generator or config.shared_layers)
+    is_undivided = bool(config.generator or config.shared_layers)
     experts = layers = 0
     if moe:
         layers = sum(map(moe.routed, stacks))
@@ -118,9 +120,9 @@ def _splits(config: TransformerConfig, shape: ModelShape, predicted: Predicted) 
         shape,
         no_model_split="",
         experts=moe.experts if moe else 0,
-        stages=1 if is_whole else shape.layers,
+        stages=1 if is_undivided else shape.layers,
         # The stage where a decoder begins needs the embedding too, so each of its stages has a layer.
-        bare_ends=not (is_whole or config.decoder_layers),
+        bare_ends=not (is_undivided or config.decoder_layers),
         expert_feedforward=moe.intermediate if moe else 0,
         heads_split=config.latent is None,
         no_context_split=_no_context_split(config),
@@ -167,9 +169,9 @@ def _score_share(config: TransformerConfig, sequence_length: int, predicted: Pre
     """
     if not config.decoder_layers:
         return 1.0
-    written = (predicted.target_length or sequence_length) / sequence_length
-    of_decoder = config.decoder_layers * written * (1.0 + written)
-    return (config.layers + of_decoder) / (config.layers + config.decoder_layers)
+    target_share = (predicted.target_length or sequence_length) / sequence_length
+    decoder_scores = config.decoder_layers * target_share * (1.0 + target_share)
+    return (config.layers + decoder_scores) / (config.layers + config.decoder_layers)
 
 
 def _head_share(config: TransformerConfig, sequence_length: int, predicted: Predicted) -> float:

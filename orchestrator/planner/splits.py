@@ -11,16 +11,16 @@ from typing import Any
 
 from orchestrator.config.errors import InputError
 from orchestrator.parallel.layout import Layout, ModelShape
-from orchestrator.planner.choose_layout import NOTHING, Plan, Verdict
+from orchestrator.planner.choose_layout import NO_VERDICTS, Plan, Verdict
 from orchestrator.planner.demand import Demand
 from orchestrator.planner.memory import offered
 from orchestrator.planner.planner import planned, with_workers
 from orchestrator.planner.rollouts import (
     RolloutTime,
-    predicted_with,
+    rollout_time,
     sent_bytes,
-    time_of,
     unit_seconds,
+    with_rollout_time,
     worker_bytes,
 )
 from orchestrator.train.rollouts.config import RolloutSpec
@@ -58,14 +58,14 @@ class RolloutPlan:
     """What is predicted of a job's rollouts.
 
     Attributes:
-        asked: the split with the job's largest numbers of workers.
-        splits: splits of at most as many workers, the fastest first; only `asked` if the job gives the layout.
+        requested: the split with the job's largest numbers of workers.
+        splits: splits of at most as many workers, the fastest first; only `requested` if the job gives the layout.
         worker_bytes: what a rollout worker needs; 0 if the ranks generate.
         offered_bytes: what a worker offers.
         server_bytes: host memory of the weights' server on each node with rollout workers; 0 if the ranks generate.
     """
 
-    asked: Split
+    requested: Split
     splits: tuple[Split, ...]
     worker_bytes: float
     offered_bytes: float
@@ -76,14 +76,14 @@ class RolloutPlan:
         """Whether a rollout worker fits the memory of a worker."""
         return self.worker_bytes <= self.offered_bytes
 
-    def predicted_with(self, found: Plan) -> dict[str, Any]:
+    def with_rollout_time(self, plan: Plan) -> dict[str, Any]:
         """Return what the rollouts change in `predicted` of the JSON of the training workers' plan."""
-        return predicted_with(found, self.asked.time)
+        return with_rollout_time(plan, self.requested.time)
 
     def to_json(self) -> dict[str, Any]:
         """Return the plan as plain data."""
         return {
-            **self.asked.to_json(),
+            **self.requested.to_json(),
             "worker_memory_bytes": round(self.worker_bytes),
             "server_memory_bytes": round(self.server_bytes),
             "fits": self.fits,
@@ -92,37 +92,37 @@ class RolloutPlan:
 
 
 def plan_rollouts(
-    demand: Demand, shape: ModelShape, found: Plan, verdicts: Mapping[Layout, Verdict] = NOTHING
+    demand: Demand, shape: ModelShape, plan: Plan, verdicts: Mapping[Layout, Verdict] = NO_VERDICTS
 ) -> RolloutPlan | None:
     """Return what is predicted of a job's rollouts; None without rollouts.
 
     Args:
         demand: what the job asks of the planner.
         shape: the sizes of its model.
-        found: the plan of its training workers.
+        plan: the plan of its training workers.
         verdicts: results of traces. Layouts that they refuse are in no split.
     """
     rollout = demand.rollout
     if rollout is None:
         return None
     generating = rollout.workers.max if rollout.workers else 0
-    asked = Split(generating, found.chosen.layout, time_of(demand, shape, found))
-    total = found.chosen.layout.world + generating
-    splits = [asked]
+    requested = Split(generating, plan.chosen.layout, rollout_time(demand, shape, plan))
+    total = plan.chosen.layout.world + generating
+    splits = [requested]
     if demand.searches_layout:  # a layout that the job gives has the workers that it has
         refused = {layout: verdict for layout, verdict in verdicts.items() if verdict.reason}
-        unit = unit_seconds(shape, found.machine, demand.program, rollout)
-        split_of = partial(_split, demand, shape, found, total=total, refused=refused)
+        unit = unit_seconds(shape, plan.machine, demand.program, rollout)
+        split_of = partial(_split, demand, shape, plan, total=total, refused=refused)
         overlaps = bool(rollout.staleness)
-        for workers in _near_balance(asked, total, rollout.units(demand.batch), unit, overlaps=overlaps):
+        for workers in _near_balance(requested, total, rollout.units(demand.batch), unit, overlaps=overlaps):
             if workers != generating and (split := split_of(workers)):
                 splits.append(split)
     splits.sort(key=lambda split: split.time.seconds)
     return RolloutPlan(
-        asked,
+        requested,
         tuple(splits),
         worker_bytes=worker_bytes(demand, shape) if generating else 0.0,
-        offered_bytes=offered(found.machine, not demand.on_gpu),
+        offered_bytes=offered(plan.machine, not demand.on_gpu),
         server_bytes=sent_bytes(shape) * (1 + rollout.staleness) if generating else 0.0,
     )
 
@@ -130,7 +130,7 @@ def plan_rollouts(
 def _split(
     demand: Demand,
     shape: ModelShape,
-    found: Plan,
+    plan: Plan,
     workers: int,
     *,
     total: int,
@@ -138,21 +138,25 @@ def _split(
 ) -> Split | None:
     """Return the fastest layout beside so many of `total` workers that generate; None if the others cannot train."""
     assert demand.rollout is not None
-    number = {"min": workers, "max": workers}
+    bounds = {"min": workers, "max": workers}
     rollout = RolloutSpec.model_validate(
-        demand.rollout.model_dump() | {"workers": number if workers else None}
+        demand.rollout.model_dump() | {"workers": bounds if workers else None}
     )
-    others = dataclasses.replace(
+    training_demand = dataclasses.replace(
         demand, rollout=rollout, resources=with_workers(demand.resources, total - workers)
     )
     try:
-        best = planned(others, shape, workers=total - workers, machine=found.machine, verdicts=refused)
+        best = planned(
+            training_demand, shape, workers=total - workers, machine=plan.machine, verdicts=refused
+        )
     except InputError:
         return None
-    return Split(workers, best.chosen.layout, time_of(others, shape, best)) if best.fits else None
+    return (
+        Split(workers, best.chosen.layout, rollout_time(training_demand, shape, best)) if best.fits else None
+    )
 
 
-def _near_balance(asked: Split, total: int, units: int, unit: float, *, overlaps: bool) -> list[int]:
+def _near_balance(requested: Split, total: int, units: int, unit: float, *, overlaps: bool) -> list[int]:
     """Return numbers of rollout workers to compare: none, and some near the fastest one.
 
     With g of N workers a step takes about u / g + t / (N - g), for u seconds in which one worker generates and t in
@@ -160,13 +164,13 @@ def _near_balance(asked: Split, total: int, units: int, unit: float, *, overlaps
     and the minimum is at u / t. The other candidates leave powers of two for training, which divide most batches.
 
     Args:
-        asked: the job's split.
+        requested: the job's split.
         total: workers.
         units: units of a step, which more rollout workers cannot share.
         unit: seconds of a unit on one worker.
         overlaps: whether rollout workers generate while the others train.
     """
-    ratio = units * unit / (asked.time.train * asked.layout.world)
+    ratio = units * unit / (requested.time.train * requested.layout.world)
     if not overlaps:
         ratio = math.sqrt(ratio)
     training = total / (1.0 + ratio)

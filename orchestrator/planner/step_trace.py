@@ -91,9 +91,9 @@ class Wait:
 Event = Operation | Collective | Wait
 
 
-Place = tuple[Phase, int | None, int | None]
+Pass = tuple[Phase, int | None, int | None]
 """A pass of a step: phase, pipeline stage and micro-batch; the last two are None outside of both passes."""
-Crest = tuple[Place, int, tuple[int, ...]]
+OperatorPeak = tuple[Pass, int, tuple[int, ...]]
 """The peak around one operator: its pass, the bytes, and the bytes by category."""
 
 
@@ -121,20 +121,20 @@ class StepTrace:
     """One rank's step: `events` in the order in which they run, for all micro-batches.
 
     Attributes:
-        assumed: assumptions about the data, one line each ("experts are equally loaded").
+        assumptions: assumptions about the data, one line each ("experts are equally loaded").
         saved: bytes that this rank copies to the host's memory for a commit.
         batch_bytes: bytes of one micro-batch of the step's input.
-        crests: the peak of memory around each operator.
+        operator_peaks: the peak of memory around each operator.
     """
 
     rank: int
     layout: dict[str, Any]
     events: tuple[Event, ...]
     memory: Memory
-    assumed: tuple[str, ...] = ()
+    assumptions: tuple[str, ...] = ()
     saved: int = 0
     batch_bytes: int = 0
-    crests: tuple[Crest, ...] = dataclasses.field(default=(), repr=False)
+    operator_peaks: tuple[OperatorPeak, ...] = dataclasses.field(default=(), repr=False)
 
     @property
     def operations(self) -> list[Operation]:
@@ -148,7 +148,7 @@ class StepTrace:
 
     def memory_json(self) -> dict[str, Any]:
         """The memory as plain data, for plan.json."""
-        return {"rank": self.rank, **dataclasses.asdict(self.memory), "assumed": list(self.assumed)}
+        return {"rank": self.rank, **dataclasses.asdict(self.memory), "assumed": list(self.assumptions)}
 
 
 @dataclass(frozen=True)

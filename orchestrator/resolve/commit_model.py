@@ -14,7 +14,7 @@ from orchestrator.config.errors import InputError
 from orchestrator.config.spec import JobSpec
 from orchestrator.config.workload import WorkloadSpec
 from orchestrator.models.base import base_of_commit
-from orchestrator.models.commit_weights import of_their_class
+from orchestrator.models.commit_weights import has_transformers_weights
 from orchestrator.models.kept_config import check_read_config, kept_config
 from orchestrator.resolve.chat import chat_of
 from orchestrator.resolve.prepared_data import data_of
@@ -87,7 +87,7 @@ def as_begun(workload: WorkloadSpec, commit: CommitManifest | None) -> WorkloadS
     """
     if commit is None or workload.implementation != "auto" or not workload.model.startswith(FOLDER):
         return workload
-    if not of_their_class(commit):
+    if not has_transformers_weights(commit):
         return workload
     return workload.model_copy(update={"implementation": "transformers"})
 
@@ -96,7 +96,11 @@ def check_implementation(workload: WorkloadSpec, commit: CommitManifest | None, 
     """Raise InputError if the job asks for transformers' class but the commit of its run at `where` has this
     project's weights.
     """
-    if commit is not None and workload.implementation == "transformers" and not of_their_class(commit):
+    if (
+        commit is not None
+        and workload.implementation == "transformers"
+        and not has_transformers_weights(commit)
+    ):
         problem = "its model is this project's class, but the job file asks for transformers' class"
         raise InputError(problem, where, "set workload.implementation to auto, or start a new run")
 

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from orchestrator.checkpoint.identity import job_begun
 from orchestrator.config.errors import InputError
-from orchestrator.planner.choose_precision import Choice, MachineOf, chosen, in_precision
+from orchestrator.planner.choose_precision import Choice, MachineOf, choose_precision, in_precision
 from orchestrator.planner.demand import Demand, demand_of
 from orchestrator.resolve.resolved_job import ResolvedJob
 from orchestrator.storage.run_directory import PRECISION, RunDir
@@ -41,7 +41,7 @@ def in_chosen_precision(job: ResolvedJob, machine_of: MachineOf) -> ResolvedJob:
     def demand_in(precision: Precision) -> Demand:
         return demand_of(job.spec.with_parts(train=in_precision(job.spec.train, precision)))
 
-    choice = chosen(demand_in, job.shape, machine_of)
+    choice = choose_precision(demand_in, job.shape, machine_of)
     train = in_precision(job.spec.train, choice.precision)
     return replace(job, spec=job.spec.with_parts(train=train), precision=choice)
 

@@ -162,12 +162,12 @@ def _with_teacher(
     named = named_teacher(distill.teacher, workload)
     with wrong_input(WHERE):
         theirs = describe(
-            named.asked.model,
-            named.asked.changes,
+            named.spec.model,
+            named.spec.changes,
             vocab_size=model.vocab_size,
             objective=workload.objective if workload.objective in COLUMNS else None,
             classes=getattr(model, "classes", None),
-            implementation=named.asked.implementation,
+            implementation=named.spec.implementation,
             kept=named.kept,
         )
     # What is predicted follows from the objective alone, and so is the student's.

@@ -45,7 +45,7 @@ def teacher_workload(
     """
     try:
         workload = load_workload(
-            spec=teacher.asked,
+            spec=teacher.spec,
             data=data,
             train=train.model_copy(update={"freeze": [], "thaw": {}}),
             seed=0,
@@ -70,14 +70,14 @@ def _check_weights(workload: Workload, teacher: TeacherModel) -> None:
     if stored is not None:
         missing += [name for name in workload.shapes if stored.find(name) is None]
     if missing:
-        problem = f"{teacher.place} has no weights for {listed(missing)}"
+        problem = f"{teacher.location} has no weights for {listed(missing)}"
         raise InputError(
-            problem, WHERE, f"{teacher.asked.objective} needs it; name a model that was trained with it"
+            problem, WHERE, f"{teacher.spec.objective} needs it; name a model that was trained with it"
         )
     rows = workload.begun_tables
     if any(rows[name][0] != workload.shapes[name][0] for name in rows):
         raise InputError(
-            f"the embedding of {teacher.place} has no rows for the added tokens",
+            f"the embedding of {teacher.location} has no rows for the added tokens",
             WHERE,
             "train the teacher with them",
         )
@@ -100,7 +100,7 @@ def check_teacher(
     """
     model = teacher_model(distill.teacher, workload)
     teacher = teacher_workload(model, data, train, vocabulary=student.vocabulary, data_format=FORMAT)
-    check_vocabularies(student, teacher, model.place)
+    check_vocabularies(student, teacher, model.location)
     compared(distill, student, teacher)
 
 

@@ -32,7 +32,7 @@ from orchestrator.train.task import Task
 
 FINISH_TIMEOUT = 300.0
 """Seconds to wait for the last commit of a task."""
-MOST_HELD = 2
+MAX_HELD_ROWS = 2
 """Maximum number of rows that wait for a snapshot."""
 RETRY_EVERY = 2.0
 """Seconds between tries of the last commit."""
@@ -58,8 +58,8 @@ class Commits:
         measured: Mapping[str, Any],
         unsaved: float,
         gpus: float,
-        also: Callable[[], list[TensorPiece]] | None = None,
-        room: Callable[[], list[TensorPiece]] | None = None,
+        extra_pieces: Callable[[], list[TensorPiece]] | None = None,
+        reserved_pieces: Callable[[], list[TensorPiece]] | None = None,
     ) -> None:
         """Make ready to save.
 
@@ -76,8 +76,8 @@ class Commits:
             measured: the settings that change the values of evaluations, see `measure_of`.
             unsaved: seconds for which storage may fail.
             gpus: GPUs of a worker; 0 on CPUs.
-            also: returns what is saved besides the engine's state; None for nothing.
-            room: returns tensors of the sizes that `also` returns in later steps; None for nothing.
+            extra_pieces: returns what is saved besides the engine's state; None for nothing.
+            reserved_pieces: returns tensors of the sizes that `extra_pieces` returns in later steps; None for nothing.
         """
         self._task = task
         self._identity = identity
@@ -87,8 +87,8 @@ class Commits:
         self._measured = measured
         self._unsaved = unsaved
         self._gpus = gpus
-        self._also = also or list
-        self._room = room or list
+        self._extra_pieces = extra_pieces or list
+        self._reserved_pieces = reserved_pieces or list
         self._layout = layout
         self._context = context
         self._engine = engine
@@ -110,11 +110,11 @@ class Commits:
         if self._task.commit:
             self._saver = self._open_saver()
             if self._gpus:
-                self._saver.prepare([*self._engine.state(), *self._room()])
+                self._saver.prepare([*self._engine.state(), *self._reserved_pieces()])
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        if self._saver is not None and kind is None:
+    def __exit__(self, error_type: type[BaseException] | None, *_: object) -> None:
+        if self._saver is not None and error_type is None:
             self._saver.close(FINISH_TIMEOUT)
         elif self._saver is not None:
             self._saver.abandon()
@@ -143,7 +143,7 @@ class Commits:
         One snapshot is under way at a time, so that two steps are after the last whole one, unless snapshots fail.
         """
         is_under_way = self._last_snapshot > self._complete
-        return min(step - self._complete, MOST_HELD) if is_under_way else 0
+        return min(step - self._complete, MAX_HELD_ROWS) if is_under_way else 0
 
     def note_agreed(self, agreed: Agreed) -> None:
         """Note which snapshot all ranks have made. The rows up to its step count from now on."""
@@ -195,10 +195,10 @@ class Commits:
     def outcomes(self) -> list[dict[str, Any]]:
         """Return the outcomes of the saves to the store that ended since the last call, as JSON."""
         self.receive()
-        ended, self._outcomes = self._outcomes, []
-        return [asdict(outcome) for outcome in ended]
+        finished, self._outcomes = self._outcomes, []
+        return [asdict(outcome) for outcome in finished]
 
-    def go_on(self, engine: Engine) -> None:
+    def continue_with(self, engine: Engine) -> None:
         """Save the state of another engine from now on. Call `finish` first."""
         self._engine = engine
         self.__enter__()
@@ -215,7 +215,7 @@ class Commits:
         restored = self._task.restore
         rank = self._context.rank_info.rank
         patience = min(FINISH_TIMEOUT, self._unsaved)
-        end = time.monotonic() + patience
+        deadline = time.monotonic() + patience
         late = False
         failures = 1
         tries = 0
@@ -234,7 +234,7 @@ class Commits:
             self._saver = None
             # Rank 0 publishes, so its outcome is that of the commit; other writers may fail as a consequence.
             failed = rank == 0 and step != restored and self._latest != (step, "")
-            agreed = agree(0, time.monotonic() > end, int(failed))
+            agreed = agree(0, time.monotonic() > deadline, int(failed))
             late, failures = agreed.stop, agreed.failures
             if failures and not late:
                 time.sleep(RETRY_EVERY)
@@ -244,8 +244,12 @@ class Commits:
                 self._saved, self._saver = -1, self._open_saver()
         self._context.set_waiting(False)
         if failed:
-            own = self._latest[1] or f"it was not written within {FINISH_TIMEOUT:.0f} s"
-            reason = "; ".join(dict.fromkeys([own, *(why for _, why in outcomes[1:] if why)]))
+            own_reason = self._latest[1] or f"it was not written within {FINISH_TIMEOUT:.0f} s"
+            reason = "; ".join(
+                dict.fromkeys(
+                    [own_reason, *(other_reason for _, other_reason in outcomes[1:] if other_reason)]
+                )
+            )
             raise OSError(f"the commit at step {step} failed: {reason}")
         if not failures:  # the commit has the steps whose rows wait for a snapshot
             self._complete = max(self._complete, step)
@@ -267,12 +271,12 @@ class Commits:
         assert self._saver is not None
         self._context.set_waiting(True)
         self._saver.wait_until_prepared()
-        began = time.perf_counter()
+        start = time.perf_counter()
         # Only writer 0's meta is used.
         meta = {} if self._context.rank_info.rank else self._meta(progress, row)
         self._saver.save(
             progress["step"],
-            [*self._engine.state(), *self._also()],
+            [*self._engine.state(), *self._extra_pieces()],
             meta,
             durable,
             snapshot=snapshot,
@@ -281,11 +285,11 @@ class Commits:
         self._context.set_waiting(False)
         if durable:
             self._saved, self._losses = progress["step"], []
-        took = time.perf_counter() - began
+        seconds = time.perf_counter() - start
         if snapshot:
-            self._snapshot_taken, self._cost = time.monotonic(), took
+            self._snapshot_taken, self._cost = time.monotonic(), seconds
             self._last_snapshot = progress["step"] if self._placement else -1
-        return took
+        return seconds
 
     def _meta(self, progress: dict[str, Any], row: Row | None) -> dict[str, Any]:
         """Return what a commit of this state says besides its tensors."""

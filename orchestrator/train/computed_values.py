@@ -1,4 +1,6 @@
-"""What another model says of every sample of a run: computed by the ranks before the first step, and then stored."""
+"""Values that another model computes for every sample of a run. The ranks compute them before the first step, and store
+them.
+"""
 
 from __future__ import annotations
 

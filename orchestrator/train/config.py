@@ -76,15 +76,19 @@ class SequenceWarmup(StrictModel):
         description="steps after which rows are whole samples; until then, the length doubles in stages"
     )
 
-    def at(self, step: int, whole: int) -> int:
-        """Return the tokens of a row in the step after `step` steps, for samples of `whole` tokens."""
-        doublings = (whole // self.length).bit_length() - 1
-        return min(self.length << (step * doublings // self.steps), whole) if step < self.steps else whole
+    def at(self, step: int, sample_length: int) -> int:
+        """Return the tokens of a row in the step after `step` steps, for samples of `sample_length` tokens."""
+        doublings = (sample_length // self.length).bit_length() - 1
+        return (
+            min(self.length << (step * doublings // self.steps), sample_length)
+            if step < self.steps
+            else sample_length
+        )
 
-    def fits(self, whole: int) -> bool:
-        """Return whether doubling, at least once, reaches samples of `whole` tokens."""
-        times, rest = divmod(whole, self.length)
-        return rest == 0 and times > 1 and times & (times - 1) == 0
+    def fits(self, sample_length: int) -> bool:
+        """Return whether doubling, at least once, reaches samples of `sample_length` tokens."""
+        ratio, remainder = divmod(sample_length, self.length)
+        return remainder == 0 and ratio > 1 and ratio & (ratio - 1) == 0
 
 
 class ContinueFrom(StrictModel):
@@ -183,8 +187,8 @@ class TrainSpec(StrictModel):
 
     @field_validator("continue_from", mode="before")
     @classmethod
-    def a_run_may_stand_alone(cls, given: Any) -> Any:
-        return {"run": given} if isinstance(given, str) else given
+    def continue_from_may_be_a_run(cls, value: Any) -> Any:
+        return {"run": value} if isinstance(value, str) else value
 
     @property
     def warmup_steps(self) -> int:
@@ -225,10 +229,10 @@ class TrainSpec(StrictModel):
     @model_validator(mode="after")
     def decay_fits_after_the_warmup(self) -> TrainSpec:
         decay = self.optimizer.decay
-        left = self.steps - self.warmup_steps
-        if self.decay_steps > left:
+        remaining = self.steps - self.warmup_steps
+        if self.decay_steps > remaining:
             raise ValueError(
-                f"optimizer.decay {decay} is longer than the {left} steps after the warm-up; "
+                f"optimizer.decay {decay} is longer than the {remaining} steps after the warm-up; "
                 "shorten the decay or train longer"
             )
         if isinstance(decay, str) and self.optimizer.schedule == "wsd" and not self.decay_steps:
@@ -238,7 +242,7 @@ class TrainSpec(StrictModel):
         return self
 
     @model_validator(mode="after")
-    def what_thaws_has_a_step_in_the_run(self) -> TrainSpec:
+    def thaw_steps_are_in_the_run(self) -> TrainSpec:
         if self.thaw and max(self.thaw) >= self.steps:
             raise ValueError(
                 f"thaw {max(self.thaw)} is not below steps {self.steps}; thaw earlier or train longer"
@@ -258,7 +262,12 @@ class TrainSpec(StrictModel):
 
     def thawed(self, step: int) -> list[str]:
         """Return the patterns of frozen parameters that are trained after `step` steps."""
-        return [pattern for at in sorted(self.thaw) if at <= step for pattern in self.thaw[at]]
+        return [
+            pattern
+            for thaw_step in sorted(self.thaw)
+            if thaw_step <= step
+            for pattern in self.thaw[thaw_step]
+        ]
 
     @property
     def decay_from(self) -> int | None:

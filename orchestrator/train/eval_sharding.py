@@ -13,10 +13,10 @@ def shares(samples: int, micro_batch: int, global_batch: int, ranks: int, rank: 
 
     All ranks have equally many in a pass; numbers from samples / micro_batch on are beyond the last sample.
     """
-    parts, max_parts = -(-samples // micro_batch), global_batch // (micro_batch * ranks)
+    micro_batches, max_per_pass = -(-samples // micro_batch), global_batch // (micro_batch * ranks)
     result = []
-    for first in range(0, parts, max_parts * ranks):
-        count = min(max_parts, -(-(parts - first) // ranks))
+    for first in range(0, micro_batches, max_per_pass * ranks):
+        count = min(max_per_pass, -(-(micro_batches - first) // ranks))
         result.append(range(first + rank * count, first + (rank + 1) * count))
     return result
 
@@ -35,12 +35,12 @@ def compute_passes(
     Returns:
         False if a stop ended it early. All ranks get the same answer.
     """
-    for mine in passes:
+    for numbers in passes:
         context.set_waiting(True)
         if agree(0, heeds_stop and context.stop_requested()).stop:
             context.set_waiting(False)
             return False
-        compute(mine)
+        compute(numbers)
         context.set_waiting(False)
         context.progressed()
     return True

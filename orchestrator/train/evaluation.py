@@ -23,7 +23,7 @@ from orchestrator.storage.row_types import EvaluationRow
 from orchestrator.train.config import TrainSpec
 from orchestrator.train.engines.engine import Engine
 from orchestrator.train.eval_sharding import shares
-from orchestrator.train.evaluation_metrics import means_of_own, measures
+from orchestrator.train.evaluation_metrics import means_of_own_model, measures
 from orchestrator.train.generated_text import Sampler
 from orchestrator.train.held_out_batches import micro_batch
 from orchestrator.train.rollouts.rollouts import Rollouts
@@ -102,7 +102,7 @@ class Evaluator:
         if inputs.prompts is not None and samples:
             self._sampler = Sampler(
                 prompts=inputs.prompts,
-                asked=samples,
+                spec=samples,
                 layout=layout,
                 context=context,
                 engine=engine,
@@ -154,7 +154,7 @@ class Evaluator:
         metrics = self._metrics_of_sets(step, heeds_stop)
         samples = None
         if metrics is not None and self._sampler is not None:
-            samples = self._sampler.say(step, heeds_stop, lambda: self._between(step))
+            samples = self._sampler.continue_prompts(step, heeds_stop, lambda: self._between(step))
         if self._has_average:
             self._engine.swap_average()
         if metrics is None or (samples is None and self._sampler is not None):
@@ -193,7 +193,7 @@ class Evaluator:
             if sums is None:
                 return None
             if self._has_own_values:
-                metrics[name] = {**means_of_own(sums), "tokens": sums.tokens}
+                metrics[name] = {**means_of_own_model(sums), "tokens": sums.tokens}
             else:
                 tokens_per_byte = held_out.tokens / max(held_out.bytes, 1)
                 metrics[name] = measures(sums, tokens_per_byte, self._metrics, self._classes)
@@ -212,7 +212,9 @@ class Evaluator:
 
         batches = self._spec.batches if self._spec else None
         max_samples = None if batches is None else batches * self._batch_size
-        return self._rollouts.evaluate(step, name=name, read=held_out.read, most=max_samples, goes_on=goes_on)
+        return self._rollouts.evaluate(
+            step, name=name, read=held_out.read, max_prompts=max_samples, goes_on=goes_on
+        )
 
     def _sums(
         self, name: str, held_out: HeldOut | OwnHeldOut, step: int, heeds_stop: bool

@@ -16,7 +16,7 @@ from workloads.objectives.metrics import measure
 from workloads.objectives.preferences import means
 
 
-def means_of_own(sums: EvaluationSums) -> dict[str, float]:
+def means_of_own_model(sums: EvaluationSums) -> dict[str, float]:
     """Return the metrics of a user's model: its mean loss, and the means of its other sums."""
     loss = {"loss": sums.loss / sums.tokens} if sums.tokens else {}
     return {**loss, **means(sums.sums)}
@@ -47,17 +47,17 @@ def measures(
             **values,
         }
     values |= {
-        name: _of_predictions(name, sums.predictions, classes)
+        name: _metric_of_predictions(name, sums.predictions, classes)
         for name in metrics
         if name in get_args(OfPredictions) and len(sums.predictions)
     }
-    wanted = {name: value for name, value in values.items() if name in (*metrics, LOGIT_LOSS)}
-    return {**wanted, **ratios(sums.routed), "tokens": sums.tokens}
+    reported = {name: value for name, value in values.items() if name in (*metrics, LOGIT_LOSS)}
+    return {**reported, **ratios(sums.routed), "tokens": sums.tokens}
 
 
-def _of_predictions(metric: str, predictions: Tensor, classes: int) -> float:
+def _metric_of_predictions(metric: str, predictions: Tensor, classes: int) -> float:
     rows = sorted(predictions.tolist())  # so that the order of samples changes no bit
-    kind = float if metric == "spearman" else int
-    values = [kind(row[0]) for row in rows]
-    labels = [kind(row[1]) for row in rows]
+    number_type = float if metric == "spearman" else int
+    values = [number_type(row[0]) for row in rows]
+    labels = [number_type(row[1]) for row in rows]
     return measure(metric, values, labels, classes)

@@ -30,9 +30,9 @@ DUMPS = {"gloo": "_dump_fr_trace_json", "nccl": "_dump_nccl_trace_json"}
 """The function of torch that returns the collectives of each library."""
 DISTRIBUTED = os.path.join("torch", "distributed", "")
 """The folder of the functions of torch in which a rank waits for others."""
-SHOWN = 8
+MAX_NAMED_RANKS = 8
 """The largest group whose ranks a line names."""
-PRINTED = 12
+MAX_PRINTED = 12
 """Number of a library's last collectives that are printed."""
 TIMEOUT = 60.0
 """Seconds to write a file to a remote store."""
@@ -55,14 +55,16 @@ def report_hang(run: str, attempt: int, rank: int, send: Callable[[HangReport], 
         recorded = dict(records())
         entries = {library: json.loads(record).get("entries") or [] for library, record in recorded.items()}
         members = members_of_groups()
-        entered = [last_collectives(library, found, members) for library, found in entries.items()]
+        entered = [
+            last_collectives(library, collectives, members) for library, collectives in entries.items()
+        ]
         frame, is_waiting = main_frame()
         send(HangReport(tuple(itertools.chain(*entered)), frame=frame, is_waiting=is_waiting))
         files = {}
-        for library, found in entries.items():
-            for entry in found[-PRINTED:]:
+        for library, collectives in entries.items():
+            for entry in collectives[-MAX_PRINTED:]:
                 print(line_of(entry), file=sys.stderr)
-            if found:
+            if collectives:
                 files[f"rank-{rank}.{library}.json"] = recorded[library]
         if files:
             write(f"{run}/{PROFILES}/hang-attempt-{attempt}", files)
@@ -88,18 +90,24 @@ def last_collectives(
         entries: its recorded collectives, in order.
         members: the ranks of each process group.
     """
-    found: dict[tuple[str, bool], Entered] = {}
+    last_by_group: dict[tuple[str, bool], Entered] = {}
     for entry in entries:
         name = str((entry.get("process_group") or [""])[0])
         is_done = _is_done(entry)
-        if entry.get("is_p2p") or (not is_done and (name, False) in found):
+        if entry.get("is_p2p") or (not is_done and (name, False) in last_by_group):
             continue
         ranks, number = members.get(name, ()), int(entry["collective_seq_id"])
-        who = f"ranks {', '.join(map(str, ranks[:SHOWN]))}" if len(ranks) <= SHOWN else f"{len(ranks)} ranks"
-        what = f"{entry.get('profiling_name')} {entry.get('input_sizes')}"
-        text = f"collective {number} of {who if ranks else f'group {name}'}, {what}"
-        found[name, is_done] = Entered(f"{library} {name}", number, text, is_done=is_done, ranks=ranks)
-    return list(found.values())
+        members_text = (
+            f"ranks {', '.join(map(str, ranks[:MAX_NAMED_RANKS]))}"
+            if len(ranks) <= MAX_NAMED_RANKS
+            else f"{len(ranks)} ranks"
+        )
+        operation = f"{entry.get('profiling_name')} {entry.get('input_sizes')}"
+        text = f"collective {number} of {members_text if ranks else f'group {name}'}, {operation}"
+        last_by_group[name, is_done] = Entered(
+            f"{library} {name}", number, text, is_done=is_done, ranks=ranks
+        )
+    return list(last_by_group.values())
 
 
 def _is_done(entry: Mapping[str, Any]) -> bool:

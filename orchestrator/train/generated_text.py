@@ -37,7 +37,7 @@ class Sampler:
     """
 
     prompts: Prompts
-    asked: SamplesSpec
+    spec: SamplesSpec
     layout: Layout
     context: WorkerContext
     engine: Engine
@@ -49,7 +49,9 @@ class Sampler:
         """Import what the generation settings need, so that no step with a time limit has to."""
         _ = self._changes
 
-    def say(self, step: int, heeds_stop: bool, between: Callable[[], object]) -> list[dict[str, str]] | None:
+    def continue_prompts(
+        self, step: int, heeds_stop: bool, between: Callable[[], object]
+    ) -> list[dict[str, str]] | None:
         """Return each prompt and the text after it; None if it `heeds_stop` and the worker group was asked to stop.
 
         `between` is called after every token.
@@ -57,19 +59,25 @@ class Sampler:
         count, rank = len(self.prompts.rows), self.layout.coordinate(self.context.rank_info.rank)["dp"]
         passes = shares(count, self.layout.micro_batch, self.global_batch, self.layout.dp, rank)
         answers: list[list[int]] = [[] for _ in range(count)]
-        going, ends = set(range(count)), self.prompts.generation.ends
-        self.context.begin_work(f"samples of step {step}", "tokens", self.asked.tokens)
-        while going:
+        unfinished, ends = set(range(count)), self.prompts.generation.ends
+        self.context.begin_work(f"samples of step {step}", "tokens", self.spec.tokens)
+        while unfinished:
             if agree(0, heeds_stop and self.context.stop_requested()).stop:
                 return None
-            mine = []
+            chosen_tokens = []
             for parts in passes:
-                found = self.engine.next_logits([self._micro_batch(part, answers, going) for part in parts])
-                mine += [[row, self._chosen(row, logits, answers[row])] for row, logits in found]
-            for row, token in itertools.chain(*gather_json(mine)):
+                row_logits = self.engine.next_logits(
+                    [self._micro_batch(part, answers, unfinished) for part in parts]
+                )
+                chosen_tokens += [
+                    [row, self._next_token(row, logits, answers[row])] for row, logits in row_logits
+                ]
+            for row, token in itertools.chain(*gather_json(chosen_tokens)):
                 answers[row].append(token)
-            going = {
-                row for row in going if len(answers[row]) < self.asked.tokens and answers[row][-1] not in ends
+            unfinished = {
+                row
+                for row in unfinished
+                if len(answers[row]) < self.spec.tokens and answers[row][-1] not in ends
             }
             self.context.set_waiting(False)
             self.context.progressed()
@@ -78,14 +86,16 @@ class Sampler:
         texts = zip(self.prompts.texts, map(self.prompts.decode, answers), strict=True)
         return [{"prompt": prompt, "text": text} for prompt, text in texts]
 
-    def _chosen(self, row: int, logits: Tensor, said: Sequence[int]) -> int:
+    def _next_token(self, row: int, logits: Tensor, generated: Sequence[int]) -> int:
         """Return the next token of a row; the end of text if the model has diverged."""
-        sampling = Sampling(temperature=self.asked.temperature, seed=self.asked.seed)
+        sampling = Sampling(temperature=self.spec.temperature, seed=self.spec.seed)
         prompt, start = self.prompts.rows[row], self.prompts.start
-        read = [*(prompt if start is None else [start]), *said]
+        read = [*(prompt if start is None else [start]), *generated]
         try:
             return int(
-                choose(logits.cpu().unsqueeze(0), sampling, [len(said)], row, ([self._changes[row]], [read]))
+                choose(
+                    logits.cpu().unsqueeze(0), sampling, [len(generated)], row, ([self._changes[row]], [read])
+                )
             )
         except WorkloadError:
             return self.workload.vocabulary.eos
@@ -93,34 +103,36 @@ class Sampler:
     @cached_property
     def _changes(self) -> list[Change | None]:
         """How the generation settings change the logits of each row."""
-        prompts, room = self.prompts, self.asked.tokens
+        prompts, max_tokens = self.prompts, self.spec.tokens
         cpu = torch.device("cpu")
-        return [change_of(prompts.generation, row, prompts.start, room, cpu) for row in prompts.rows]
+        return [change_of(prompts.generation, row, prompts.start, max_tokens, cpu) for row in prompts.rows]
 
-    def _micro_batch(self, part: int, said: Sequence[Sequence[int]], going: Collection[int]) -> Batch:
+    def _micro_batch(
+        self, part: int, generated: Sequence[Sequence[int]], unfinished: Collection[int]
+    ) -> Batch:
         """Return micro-batch number `part`. Its labels are the numbers of the rows that continue.
 
         Places beyond the last row repeat row 0, and nothing is predicted for them.
         """
         prompts, size = self.prompts, self.layout.micro_batch
         numbers = range(part * size, (part + 1) * size)
-        row_numbers = [n if n < len(said) else 0 for n in numbers]
-        marks = [n if n in going else IGNORED for n in numbers]
+        row_numbers = [n if n < len(generated) else 0 for n in numbers]
+        marks = [n if n in unfinished else IGNORED for n in numbers]
         if prompts.start is None:
-            rows = [[*prompts.rows[n], *said[n]] for n in row_numbers]
+            rows = [[*prompts.rows[n], *generated[n]] for n in row_numbers]
             tokens, is_token = self._padded(rows)
             batch: Batch = {"tokens": tokens, "labels": _labels(rows, marks, tokens)}
         else:
             tokens, is_token = self._padded([prompts.rows[n] for n in row_numbers])
-            rows = [[prompts.start, *said[n]] for n in row_numbers]
-            answers, spoken = self._padded(rows)
+            rows = [[prompts.start, *generated[n]] for n in row_numbers]
+            answers, is_answer_token = self._padded(rows)
             batch = {"tokens": tokens, "padding": is_token, "decoder_tokens": answers}
             batch["labels"] = _labels(rows, marks, answers)
         if self.workload.config.moe:  # filler rows take no expert capacity from real rows
-            routed = torch.tensor([n < len(said) for n in numbers]).unsqueeze(1)
+            routed = torch.tensor([n < len(generated) for n in numbers]).unsqueeze(1)
             batch[REAL] = is_token & routed
             if prompts.start is not None:
-                batch[DECODER_REAL] = spoken & routed
+                batch[DECODER_REAL] = is_answer_token & routed
         return batch
 
     def _padded(self, rows: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
@@ -135,13 +147,13 @@ class Sampler:
     def _length(self) -> int:
         """The length of rows: the sequence length, halved while all rows fit, and layout and model can divide it."""
         # An own model may read only multiples of a number.
-        reads = getattr(self.workload.config, "reads_length", lambda _: True)
-        longest, tokens = max(map(len, self.prompts.rows)), self.asked.tokens
+        can_read = getattr(self.workload.config, "reads_length", lambda _: True)
+        longest, tokens = max(map(len, self.prompts.rows)), self.spec.tokens
         # A decoder's row has the prompt and the answer. An encoder-decoder has them in separate rows.
-        needed = longest + tokens if self.prompts.start is None else max(longest, tokens + 1)
+        min_length = longest + tokens if self.prompts.start is None else max(longest, tokens + 1)
         length, divisor = self.sequence_length, 2 * self.layout.cp * self.layout.tp
         # Context and sequence parallelism together need a length that 2 x cp x tp divides.
-        while length % (2 * divisor) == 0 and length // 2 >= needed and reads(length // 2):
+        while length % (2 * divisor) == 0 and length // 2 >= min_length and can_read(length // 2):
             length //= 2
         return length
 

@@ -16,7 +16,7 @@ from workloads.errors import LogitsNotFinite
 
 NORMAL = 1.4826
 """Ratio of the standard deviation to the median absolute deviation of a normal distribution."""
-LEAST_SPREAD = 0.005
+MIN_SPREAD = 0.005
 """Minimum spread as a share of the median, so that ripples of a nearly constant loss are no spikes."""
 
 
@@ -29,9 +29,9 @@ class NonFinite(ArithmeticError):
 
     kind = "unstable"
 
-    def __init__(self, what: str, step: int, position: int) -> None:
+    def __init__(self, problem: str, step: int, position: int) -> None:
         self.step, self.position = step, position
-        super().__init__(f"{what} at step {step}, samples from position {position}")
+        super().__init__(f"{problem} at step {step}, samples from position {position}")
 
 
 class LossSpike(ArithmeticError):
@@ -39,15 +39,15 @@ class LossSpike(ArithmeticError):
 
     kind = "unstable"
 
-    def __init__(self, what: str, step: int, position: int) -> None:
+    def __init__(self, problem: str, step: int, position: int) -> None:
         self.step, self.position = step, position
-        super().__init__(f"{what}, at step {step}, samples from position {position}")
+        super().__init__(f"{problem}, at step {step}, samples from position {position}")
 
 
 def check_stable(
     loss: float | None,
     grad_norm: float,
-    before: Sequence[float],
+    earlier_losses: Sequence[float],
     stability: StabilitySpec,
     step: int,
     position: int,
@@ -58,15 +58,15 @@ def check_stable(
 
     Args:
         loss, grad_norm: of the step; a step that predicts nothing has no loss.
-        before: losses of the earlier steps.
+        earlier_losses: losses of the earlier steps.
         stability: the job's thresholds.
         step, position: the step, and the position of its first sample.
     """
     for name, value in (("loss", loss), ("grad_norm", grad_norm)):
         if value is not None and not math.isfinite(value):
             raise NonFinite(f"{name} is {value}", step, position)
-    if loss is not None and (why := spike(loss, before, stability)):
-        raise LossSpike(why, step, position)
+    if loss is not None and (reason := spike(loss, earlier_losses, stability)):
+        raise LossSpike(reason, step, position)
 
 
 @contextmanager
@@ -84,15 +84,15 @@ def watched_answers(step: int, position: int) -> Iterator[None]:
         raise NonFinite("logits of generated answers are not finite", step, position) from error
 
 
-def spike(loss: float, before: Sequence[float], stability: StabilitySpec) -> str:
-    """Return why a loss is a spike after the losses `before`; empty if it is none, or if there are too few."""
-    recent = before[-stability.window :]
+def spike(loss: float, earlier_losses: Sequence[float], stability: StabilitySpec) -> str:
+    """Return why a loss is a spike after the losses `earlier_losses`; empty if it is none, or if there are too few."""
+    recent = earlier_losses[-stability.window :]
     if stability.spike is None or len(recent) < stability.window:
         return ""
     # Median and median absolute deviation ignore earlier outliers, which would inflate mean and variance.
     middle = statistics.median(recent)
     deviation = NORMAL * statistics.median(abs(value - middle) for value in recent)
-    spread = max(deviation, LEAST_SPREAD * abs(middle))
+    spread = max(deviation, MIN_SPREAD * abs(middle))
     if loss <= middle + stability.spike * spread:
         return ""
     return f"loss {loss:.4f} is {(loss - middle) / spread:.1f} deviations above {middle:.4f}, the median"

@@ -95,14 +95,14 @@ def main(config: dict[str, Any], context: WorkerContext) -> dict[str, Any]:
         inputs = distilled.inputs
     rollouts = rollouts_of(inputs, tokens, task, device, context)
 
-    in_every_step = distilled.teacher if distilled is not None else None
+    running_teacher = distilled.teacher if distilled is not None else None
     make = EngineMaker(
         spec.engine,
         inputs.workload,
         layout,
         device,
         base=base.digest if base and spec.reads_base else "",
-        teacher=(in_every_step, distilled.base.digest) if distilled and in_every_step else None,
+        teacher=(running_teacher, distilled.base.digest) if distilled and running_teacher else None,
     )
     measured = measure_of(spec.evaluate, spec.checkpoint.averaged)
     plan = StepPlan(
@@ -112,7 +112,7 @@ def main(config: dict[str, Any], context: WorkerContext) -> dict[str, Any]:
         sequence_length=spec.data.sequence_length,
         draws=spec.workload.draws,
         noise=bool(spec.workload.embedding_noise),
-        together=spec.rollout.steps if spec.rollout else 1,
+        steps_per_rollout=spec.rollout.steps if spec.rollout else 1,
         staleness=spec.rollout.staleness if spec.rollout else 0,
     )
     lengths = plan.lengths(
@@ -157,8 +157,8 @@ def main(config: dict[str, Any], context: WorkerContext) -> dict[str, Any]:
             measured=measured,
             unsaved=spec.limits.unsaved,
             gpus=spec.resources.per_worker.gpu,
-            also=rollouts.next.state if rollouts is not None else None,
-            room=rollouts.next.room if rollouts is not None else None,
+            extra_pieces=rollouts.next.state if rollouts is not None else None,
+            reserved_pieces=rollouts.next.room if rollouts is not None else None,
         ),
         make_reader=partial(
             StepReader,
@@ -177,14 +177,16 @@ def main(config: dict[str, Any], context: WorkerContext) -> dict[str, Any]:
             measured=measured,
             own_code=spec.own_code,
             accepted=spec.accept_code,
-            also=rollouts.next.load if rollouts is not None else None,
+            load_extra=rollouts.next.load if rollouts is not None else None,
         ),
         stop_when=spec.stop_when,
         # A task that writes nothing is a replay, which compares its steps with the record instead.
         verify=spec.resources.verify if task.commit else None,
         device=device,
         memory_before=memory_before,
-        values=[each for each in (references, distilled.stored if distilled else None) if each is not None],
+        values=[
+            value for value in (references, distilled.stored if distilled else None) if value is not None
+        ],
         growing=is_growing(spec.data.streaming, tokens.sections is None),
     )
     result = rank.evaluate() if task.evaluate_only else rank.train()

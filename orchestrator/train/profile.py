@@ -23,9 +23,9 @@ from orchestrator.parallel.step_clock import StepClock
 from orchestrator.train.flight_record import PROFILES, TIMELINE, write
 from orchestrator.train.task import Task
 
-RECORDED = 8
+TIMELINE_STEP = 8
 """The step of an attempt whose timeline is recorded; earlier ones are slower."""
-MOST_ACTIONS = 5000
+MAX_ACTIONS = 5000
 """Maximum actions of a timeline; a longer one is not written."""
 OPERATORS = 40
 """Number of operators in a table: those that took longest."""
@@ -51,15 +51,15 @@ class StepProfiler:
         self._run = task.run
         self._clock = clock
         self._attempt, self._steps = task.attempt, 0
-        self._asked: dict[str, Any] = {}
+        self._request: dict[str, Any] = {}
         self._profile: Any = None
-        self._first, self._began = 0, 0.0
+        self._first, self._start_time = 0, 0.0
 
     def __enter__(self) -> StepProfiler:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self, error_type: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if self._profile is not None:
             self._guarded(lambda: self._end(self._context.step))
@@ -67,25 +67,25 @@ class StepProfiler:
     def next(self, step: int) -> None:
         """Start or end profiles and timelines before step number `step` begins."""
         self._steps += 1
-        if self._steps == RECORDED:
+        if self._steps == TIMELINE_STEP:
             self._clock().record()
-        elif self._steps == RECORDED + 1:
+        elif self._steps == TIMELINE_STEP + 1:
             self._guarded(lambda: self._write_timeline(step - 1))
-        if self._profile is not None and step >= self._first + int(self._asked["steps"]):
+        if self._profile is not None and step >= self._first + int(self._request["steps"]):
             self._guarded(lambda: self._end(step - 1))
         request = self._context.take_profile()
         if request and self._profile is None and self._context.rank_info.rank in request["ranks"]:
-            self._asked, self._first = request, step
+            self._request, self._first = request, step
             self._guarded(self._begin)
 
     def _write_timeline(self, step: int) -> None:
         """Write the timeline in a background thread, so that training does not wait."""
         timeline, self._clock().timeline = self._clock().timeline, None
         actions = timeline.actions() if timeline is not None else []
-        if not actions or len(actions) > MOST_ACTIONS:
+        if not actions or len(actions) > MAX_ACTIONS:
             return
-        found = {"attempt": self._attempt, "step": step, "actions": actions}
-        name, content = f"rank-{self._context.rank_info.rank}.json", json.dumps(found).encode()
+        content_json = {"attempt": self._attempt, "step": step, "actions": actions}
+        name, content = f"rank-{self._context.rank_info.rank}.json", json.dumps(content_json).encode()
 
         def work() -> None:
             # the store may raise anything, and nothing depends on the timeline
@@ -114,11 +114,11 @@ class StepProfiler:
             torch.cuda.memory._record_memory_history(max_entries=MEMORY_EVENTS)
         self._profile = profile(activities=activities)
         self._profile.start()
-        self._began = time.perf_counter()
+        self._start_time = time.perf_counter()
 
     def _end(self, last: int) -> None:
         """Stop after step `last`, and write the profile."""
-        seconds = time.perf_counter() - self._began
+        seconds = time.perf_counter() - self._start_time
         profile, self._profile = self._profile, None
         if torch.cuda.is_available():
             torch.cuda.synchronize()
@@ -141,26 +141,26 @@ class StepProfiler:
             }
             self._write(files, summary)
 
-    def _write(self, files: Iterable[Path], found: Mapping[str, Any]) -> None:
+    def _write(self, files: Iterable[Path], summary: Mapping[str, Any]) -> None:
         """Write the files, then the tables. The tables mark the profile as complete."""
         from orchestrator.storage.run_directory import RunDir
 
-        run, folder = RunDir(self._run), f"{PROFILES}/{self._asked['id']}"
+        run, folder = RunDir(self._run), f"{PROFILES}/{self._request['id']}"
         write(run.at(folder), {file.name: file.read_bytes() for file in files})
-        run.write_json(f"{folder}/rank-{found['rank']}.json", found)
+        run.write_json(f"{folder}/rank-{summary['rank']}.json", summary)
 
 
 def tables(averages: Iterable[Any]) -> dict[str, list[dict[str, Any]]]:
     """Return the operators with the longest own time, and the collectives, from torch's averages by name."""
     rows = [
         {
-            "name": str(each.key),
-            "calls": int(each.count),
-            "cpu_seconds": each.self_cpu_time_total / 1e6,
-            "device_seconds": each.self_device_time_total / 1e6,
-            "whole_seconds": max(each.cpu_time_total, each.device_time_total) / 1e6,
+            "name": str(average.key),
+            "calls": int(average.count),
+            "cpu_seconds": average.self_cpu_time_total / 1e6,
+            "device_seconds": average.self_device_time_total / 1e6,
+            "whole_seconds": max(average.cpu_time_total, average.device_time_total) / 1e6,
         }
-        for each in averages
+        for average in averages
     ]
     collectives = [row for row in rows if row["name"].startswith(COMMUNICATION)]
     rows.sort(key=lambda row: -(row["device_seconds"] or 0.0) - row["cpu_seconds"])

@@ -28,7 +28,7 @@ from orchestrator.train.training_progress import TrainingProgress
 from orchestrator.train.verification import Device, Verification, VerifySpec
 from workloads.workload import Batch
 
-LONGEST_PAUSE = 0.5
+MAX_PAUSE = 0.5
 """Maximum seconds between two checks for new samples."""
 
 
@@ -41,12 +41,12 @@ def await_samples(prefetched: Prefetch[Any], context: WorkerContext) -> bool:
         False if any rank must stop before the samples are ready. All ranks get the same answer.
     """
     context.set_waiting(True)
-    pause = LONGEST_PAUSE / 128
+    pause = MAX_PAUSE / 128
     while not (agreed := agree(0, context.stop_requested(), ready=prefetched.is_ready)).ready:
         if agreed.stop:
             break
         time.sleep(pause)
-        pause = min(2 * pause, LONGEST_PAUSE)
+        pause = min(2 * pause, MAX_PAUSE)
     context.set_waiting(False)
     return agreed.ready
 
@@ -98,7 +98,7 @@ class Rank:
             verify: which steps are computed again, and by whom; None for none.
             device: this rank's device.
             memory_before: bytes in use before the model was built.
-            values: what other models say of every sample, as far as the objective needs it.
+            values: values that other models compute for every sample, if the objective needs them.
             growing: whether some of the data is still being prepared.
         """
         self._task = task
@@ -108,20 +108,20 @@ class Rank:
         self._context = context
         self._make_engine = make_engine
         self._restorer = restorer
-        self._verification = Verification.of_rank(
+        self._verification = Verification.for_rank(
             verify, layout, context.rank_info.rank, train=plan.train, device=device
         )
         self._growing = growing
         self._engine = make_engine(task.restore or 0)
         self._faults = task.parsed_faults
         self._stopped = False  # whether a stop came while values were computed that training needs
-        for each in values:
-            inputs = self._with_values(inputs, each)
+        for computed_values in values:
+            inputs = self._with_values(inputs, computed_values)
         self._make_evaluator: Callable[[Engine], Evaluator] = lambda engine: make_evaluator(
             engine=engine, inputs=inputs, between=lambda step: self._inject(step, in_evaluation=True)
         )
         self._evaluator = self._make_evaluator(self._engine)
-        self._last = min(-(-task.until // plan.together) * plan.together, plan.train.steps)
+        self._last = min(-(-task.until // plan.steps_per_rollout) * plan.steps_per_rollout, plan.train.steps)
         self._record = RankRecord(memory_before)
         self._commits = make_commits(self._engine)
         self._weight_facts: dict[
@@ -151,14 +151,14 @@ class Rank:
             self._commits.finish(dataclasses.asdict(self._progress))
         step = self._progress.step
         if step >= self._plan.train.steps:
-            ended = "steps"
+            reason = "steps"
         elif stop:
-            ended = "stop"
+            reason = "stop"
         elif self._progress.is_on_plateau(self._stop_when):
-            ended = "plateau"
+            reason = "plateau"
         else:
-            ended = "until"
-        return {"step": step, "ended": ended}
+            reason = "until"
+        return {"step": step, "ended": reason}
 
     def close(self) -> None:
         """Free the engine's memory."""
@@ -175,7 +175,7 @@ class Rank:
         self._engine.close()
         self._engine = self._make_engine(step)
         self._evaluator = self._make_evaluator(self._engine)
-        self._commits.go_on(self._engine)
+        self._commits.continue_with(self._engine)
         self._engine.load(self._restorer.open(step)[1])
         self._context.set_waiting(False)
 
@@ -212,33 +212,33 @@ class Rank:
         self._context.begin_stage("loading the weights")
         if self._task.restore is None:
             self._engine.initialise(self._plan.seed)
-            return TrainingProgress.of_new_run(self._task.skips)
+            return TrainingProgress.for_new_run(self._task.skips)
         progress, self._weight_facts = self._restorer.restore(self._task.restore, self._engine)
         return progress
 
     def _step(self, prefetched: Prefetch[StepSamples]) -> bool:
         """Do one optimizer step, write its row and, if due, evaluate and commit. Return whether to stop now."""
         started = time.perf_counter()
-        done = self._progress.step  # steps before this one
-        self._inject(done + 1)
-        self._profiler.next(done + 1)
+        steps_done = self._progress.step  # steps before this one
+        self._inject(steps_done + 1)
+        self._profiler.next(steps_done + 1)
         self._context.set_waiting(True)
         samples = prefetched.next()
         self._context.set_waiting(False)
         waited = time.perf_counter() - started
         with self._progress.generating(self._plan.samples):
-            made = self._reader.rows(samples, self._engine, self._progress.step, self._task)
+            step_rows = self._reader.rows(samples, self._engine, self._progress.step, self._task)
         lr = self._progress.learning_rate(self._plan.train)
-        metrics = self._compute(made.batches, samples.others, lr)
+        metrics = self._compute(step_rows.batches, samples.others, lr)
         parts = self._engine.clock.take()
         with self._progress.generating(self._plan.samples):
-            collected = self._reader.collect(done + 1)
+            collected = self._reader.collect(steps_done + 1)
         computed = time.perf_counter()
         busy = waited + metrics.busy_seconds if metrics.busy_seconds else 0.0
         self._commits.receive()
         # One small all-gather on the CPU. After it every rank knows the same, and so decides the same.
         agreed = agree(
-            digest=made.digest,
+            digest=step_rows.digest,
             stop=self._context.stop_requested(),
             failures=self._commits.failures,
             ready=self._commits.ready,
@@ -259,9 +259,9 @@ class Rank:
             tokens=self._plan.tokens,
             stability=stability,
         )
-        is_verified = self._verification.is_due(done + 1)
+        is_verified = self._verification.is_due(steps_done + 1)
         if is_verified:
-            self._progress = dataclasses.replace(self._progress, verified=done + 1)
+            self._progress = dataclasses.replace(self._progress, verified=steps_done + 1)
         row = step_row(
             metrics,
             self._progress,
@@ -275,7 +275,7 @@ class Rank:
         )
         if samples.padding is not None:
             row["padding"] = samples.padding
-        row |= made.metrics | collected
+        row |= step_rows.metrics | collected
         if is_verified:
             row["verified_by"] = self._verification.by
         row["busy_seconds"] = agreed.busy if busy else ()
@@ -285,7 +285,7 @@ class Rank:
         if not stop or self._progress.step == self._last:
             stop |= not self._evaluate()
             row["time"] = wall()
-        row["evaluation_seconds"] = sum(each["seconds"] for each in self._evaluations)
+        row["evaluation_seconds"] = sum(evaluation["seconds"] for evaluation in self._evaluations)
         if self._evaluations:
             row["evaluations"] = self._evaluations
             self._evaluations = []
@@ -340,20 +340,20 @@ class Rank:
             others: those of replicas that this rank computes again.
             lr: the learning rate.
         """
-        done = self._progress.step
+        steps_done = self._progress.step
         try:
             with self._record.watch_step():
                 check = None
-                if self._verification.is_due(done + 1):
+                if self._verification.is_due(steps_done + 1):
                     check = self._verification.begin(
                         self._engine,
                         micro_batches,
                         others,
-                        step=done + 1,
+                        step=steps_done + 1,
                         verified=max(self._progress.verified, self._sound_until),
-                        seed=lambda role: seed_step(self._plan.seed, done, role),
+                        seed=lambda role: seed_step(self._plan.seed, steps_done, role),
                     )
-                seed_step(self._plan.seed, done, self._context.rank_info.rank)
+                seed_step(self._plan.seed, steps_done, self._context.rank_info.rank)
                 return self._engine.train_step(micro_batches, lr, check)
         except Exception as error:
             stage = self._layout.coordinate(self._context.rank_info.rank)["pp"]
@@ -362,4 +362,4 @@ class Rank:
 
     @property
     def _is_within_rollout(self) -> bool:
-        return self._progress.step % self._plan.together != 0
+        return self._progress.step % self._plan.steps_per_rollout != 0

@@ -1,4 +1,4 @@
-"""The row of a step in metrics.jsonl: what the step tells of itself, and what this rank adds about its machine."""
+"""The row of a step in metrics.jsonl: the numbers of the step, and facts about this rank's machine."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def step_row(
     data_seconds: float,
     share: float = 1.0,
 ) -> Row:
-    """Return the row of a step, as far as the step itself tells it.
+    """Return the row of a step, without the fields that describe the rank.
 
     Args:
         metrics: what the engine returned.

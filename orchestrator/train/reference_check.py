@@ -29,7 +29,7 @@ def check_preferences(workload: WorkloadSpec, train: TrainSpec, shuffle: str) ->
     if name not in REFERENCED:
         return
     if shuffle == "sections" and train.reference != "held":
-        problem = f"{name} asks its reference about all records before it trains"
+        problem = f"{name} computes its reference's log-probabilities of all records before it trains"
         hint = "set train.reference to held, or leave out data.shuffle and data.streaming"
         raise InputError(problem, "data.shuffle", hint)
     if workload.init_from:

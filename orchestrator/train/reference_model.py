@@ -138,27 +138,33 @@ class References:
         if TRAINING in readers:
             batches = batches.with_reader(readers[TRAINING])
         sets = {
-            name: dataclasses.replace(held, read=readers[name]) if name in readers else held
-            for name, held in sets.items()
+            name: dataclasses.replace(held_out, read=readers[name]) if name in readers else held_out
+            for name, held_out in sets.items()
         }
         return dataclasses.replace(inputs, batches=batches, sets=sets)
 
     @staticmethod
     def _compute_pass(
-        engine: Engine, read: SampleReader, part: range, mine: range, *, size: int, computed: torch.Tensor
+        engine: Engine,
+        read: SampleReader,
+        part: range,
+        micro_batches: range,
+        *,
+        size: int,
+        computed: torch.Tensor,
     ) -> None:
-        """Compute the micro-batches `mine` of a part, each of `size` samples, into `computed` [samples of the part, 2].
+        """Compute `micro_batches` of a part, each of `size` samples, into `computed` [samples of the part, 2].
 
         Rows beyond the part's last sample repeat it: other ranks need this rank's collectives.
         """
         numbers = [
-            [part.start + min(n, len(part) - 1) for n in range(each * size, (each + 1) * size)]
-            for each in mine
+            [part.start + min(n, len(part) - 1) for n in range(number * size, (number + 1) * size)]
+            for number in micro_batches
         ]
         answers = engine.log_probabilities([read.collate(ids, 0) for ids in numbers])
-        for each, values in zip(mine, answers, strict=bool(answers)):
-            count = max(min(len(part) - each * size, size), 0)
-            computed[each * size : each * size + count] = values[:count].float().cpu()
+        for number, values in zip(micro_batches, answers, strict=bool(answers)):
+            count = max(min(len(part) - number * size, size), 0)
+            computed[number * size : number * size + count] = values[:count].float().cpu()
 
 
 def references_of(
@@ -207,7 +213,7 @@ def references_of(
 
 def _all_readers(inputs: TrainingInputs) -> dict[str, SampleReader]:
     batches, sets = inputs.text
-    return {TRAINING: batches.read} | {name: held.read for name, held in sets.items()}
+    return {TRAINING: batches.read} | {name: held_out.read for name, held_out in sets.items()}
 
 
 def _readers(task: Task, inputs: TrainingInputs) -> Mapping[str, SampleReader]:

@@ -16,7 +16,7 @@ from orchestrator.checkpoint.reader import Reader
 from orchestrator.checkpoint.snapshot_writer import Placement
 from orchestrator.config.errors import InputError
 from orchestrator.config.own_code import check_same_code
-from orchestrator.models.averaged import facts_of, weights_of
+from orchestrator.models.averaged import average_fields, weights_of
 from orchestrator.storage.file_names import COMMITS
 from orchestrator.storage.retry import Retry
 from orchestrator.train.engines.engine import Engine
@@ -41,11 +41,11 @@ def placement_of(task: Task, context: WorkerContext) -> Placement | None:
         return None
     info = context.rank_info
     local_servers = [server["address"] for server in task.snapshot_servers if server["node"] == info.node]
-    others = [server["address"] for server in task.snapshot_servers if server["node"] != info.node]
+    other_servers = [server["address"] for server in task.snapshot_servers if server["node"] != info.node]
     return Placement(
         token=task.snapshot_token,
         own=local_servers[0] if local_servers else "",
-        other=others[info.rank % len(others)] if others else "",
+        other=other_servers[info.rank % len(other_servers)] if other_servers else "",
         attempt=task.attempt,
         group=task.token,
     )
@@ -63,7 +63,7 @@ class Restorer:
         measured: Mapping[str, Any],
         own_code: Mapping[str, str],
         accepted: Sequence[str],
-        also: Callable[[Reader], object] | None = None,
+        load_extra: Callable[[Reader], object] | None = None,
     ) -> None:
         """Make ready to open commits.
 
@@ -75,7 +75,7 @@ class Restorer:
             measured: how this job evaluates, see `TrainingProgress.of_commit`.
             own_code: the user's own code, see `JobSpec.own_code`.
             accepted: hashes of changed code that the job accepts.
-            also: loads what commits of this run have besides an engine's state; None for nothing.
+            load_extra: loads what commits of this run have besides an engine's state; None for nothing.
         """
         self._task = task
         self._measured = measured
@@ -85,7 +85,7 @@ class Restorer:
         self._store = Store(f"{task.run}/{COMMITS}", retry=retry)
         self._checkpoint = checkpoint
         self._raw = not task.evaluate_only
-        self._also = also
+        self._load_extra = load_extra
 
     def open(self, step: int) -> tuple[CommitManifest, Reader]:
         """Open the commit of a step.
@@ -102,7 +102,9 @@ class Restorer:
         except InputError:
             if self._peers is None or step in self._store.steps():
                 raise
-            problem = f"step {step} was in the memory of nodes alone, which do not give it"
+            problem = (
+                f"the checkpoint at step {step} was only in the memory of nodes, which no longer return it"
+            )
             raise CorruptCommit(problem, step) from None
         return manifest, weights_of(self._store, manifest, self._checkpoint, self._raw)
 
@@ -125,9 +127,9 @@ class Restorer:
             check_same_code(self._own_code, self._accepted, manifest.meta.get(CODE) or {}, self._task.run)
             engine.load(reader)
             # What another run generated ahead belongs to that run's rollouts.
-            if self._also and self._raw and (manifest.meta.get(CONTINUED) or {}).get("step") != step:
-                self._also(reader)
-            facts = facts_of(reader)
+            if self._load_extra and self._raw and (manifest.meta.get(CONTINUED) or {}).get("step") != step:
+                self._load_extra(reader)
+            facts = average_fields(reader)
         except CorruptCommit as error:
             raise CorruptCommit(str(error), step) from None
         progress = TrainingProgress.of_commit(

@@ -57,7 +57,7 @@ class RowLengths:
         return shortened_rows(batch, self.multiple, self.parts) if self.cuts else batch
 
 
-WHOLE = RowLengths()
+FULL_LENGTH = RowLengths()
 """Rows of full length, in the order of the samples."""
 
 
@@ -89,7 +89,7 @@ def lengths_of(
     fixed = layout.pp > 1 or train.compile or train.bitwise_shards or train.sequence_warmup
     by_length = config is None or config.is_sparse or config.head == "span"
     if fixed or by_length or (config.moe and config.moe.capacity_factor):
-        return WHOLE
+        return FULL_LENGTH
     multiple = math.lcm(
         2 * layout.cp if layout.cp > 1 else 1,
         layout.tp * layout.cp if layout.sequence else 1,
@@ -102,7 +102,9 @@ def lengths_of(
     return RowLengths(cuts=True, deals=adds_up and varies, multiple=multiple, parts=parts)
 
 
-def dealt(lengths: np.ndarray, micro_batch: int, ranks: int, arithmetic: Arithmetic = NEWEST) -> np.ndarray:
+def dealing_order(
+    lengths: np.ndarray, micro_batch: int, ranks: int, arithmetic: Arithmetic = NEWEST
+) -> np.ndarray:
     """Return the order in which samples form micro-batches, int64 [samples]: a permutation of their numbers.
 
     Samples of about the same length share a micro-batch, whatever the number of ranks. The micro-batches are dealt to
@@ -122,12 +124,12 @@ def dealt(lengths: np.ndarray, micro_batch: int, ranks: int, arithmetic: Arithme
         bits = max(len(rows) - 1, 1).bit_length()
         reversed_ = [int(f"{number:0{bits}b}"[::-1], 2) for number in range(len(rows))]
         return rows[np.argsort(reversed_, kind="stable")].ravel()
-    room = [len(slices(0, len(lengths), rank, ranks, micro_batch)) for rank in range(ranks)]
-    blocks: list[list[int]] = [[] for _ in room]
+    batch_counts = [len(slices(0, len(lengths), rank, ranks, micro_batch)) for rank in range(ranks)]
+    blocks: list[list[int]] = [[] for _ in batch_counts]
     longest_first = iter(range(len(rows)))
-    for turn in range(max(room)):
-        with_room = [rank for rank in range(ranks) if room[rank] > turn]
-        for rank in reversed(with_room) if turn % 2 else with_room:
+    for round_number in range(max(batch_counts)):
+        open_ranks = [rank for rank in range(ranks) if batch_counts[rank] > round_number]
+        for rank in reversed(open_ranks) if round_number % 2 else open_ranks:
             blocks[rank].append(next(longest_first))
     return rows[[number for block in blocks for number in block]].ravel()
 
@@ -146,18 +148,18 @@ def shortened_rows(batch: Batch, multiple: int = 1, parts: int = 1) -> Batch:
         return (
             batch if KEYS in batch and SEGMENTS in batch else _shortened_parts(batch, length, multiple, parts)
         )
-    kept = _kept(batch["padding"], multiple)
-    targets = _kept(batch["decoder_padding"], multiple) if "decoder_padding" in batch else None
+    length_needed = _needed_length(batch["padding"], multiple)
+    target_length = _needed_length(batch["decoder_padding"], multiple) if "decoder_padding" in batch else None
     result: Batch = {}
     for name, entry in batch.items():
-        if name in ("decoder_tokens", "decoder_padding") or (name == "labels" and targets is not None):
-            result[name] = entry[:, :targets]
+        if name in ("decoder_tokens", "decoder_padding") or (name == "labels" and target_length is not None):
+            result[name] = entry[:, :target_length]
         elif name == "positions":
-            result[name] = entry[..., :kept]
+            result[name] = entry[..., :length_needed]
         elif name == "attention":
-            result[name] = entry[:, :kept, :kept]
+            result[name] = entry[:, :length_needed, :length_needed]
         elif name in ALONG_ROW and entry.dim() > 1 and entry.shape[1] == length:
-            result[name] = entry[:, :kept]
+            result[name] = entry[:, :length_needed]
         elif length in entry.shape[1:]:
             return batch
         else:
@@ -168,23 +170,23 @@ def shortened_rows(batch: Batch, multiple: int = 1, parts: int = 1) -> Batch:
 def _shortened_parts(batch: Batch, length: int, multiple: int, parts: int) -> Batch:
     """Return a batch whose rows are equal parts, each with a text, with all parts cut alike."""
     part = length // parts
-    kept = _kept(batch["padding"].view(-1, part), multiple)
+    length_needed = _needed_length(batch["padding"].view(-1, part), multiple)
     if any(
         length in entry.shape[1:] and name not in (*ALONG_ROW, "positions") for name, entry in batch.items()
     ):
         return batch
 
     def cut(entry: Tensor) -> Tensor:
-        return entry.view(len(entry), parts, part)[:, :, :kept].flatten(1)
+        return entry.view(len(entry), parts, part)[:, :, :length_needed].flatten(1)
 
     result = {name: cut(entry) if length in entry.shape[1:] else entry for name, entry in batch.items()}
     if ANSWER_ENDS in batch:
         ends = batch[ANSWER_ENDS]
-        result[ANSWER_ENDS] = torch.where(ends >= part, ends - (part - kept), ends)
+        result[ANSWER_ENDS] = torch.where(ends >= part, ends - (part - length_needed), ends)
     return result
 
 
-def _kept(real: Tensor, multiple: int) -> int:
+def _needed_length(real: Tensor, multiple: int) -> int:
     """Return the number of columns up to the last one with a real token, rounded up, at most all."""
     columns = real.any(0).nonzero()
     last = int(columns[-1]) + 1 if len(columns) else 1

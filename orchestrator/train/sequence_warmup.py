@@ -21,15 +21,15 @@ def shortened(batch: Batch, length: int) -> Batch:
 
     Positions begin at 0 in every row. A document that began in an earlier row continues from there.
     """
-    rows, whole = batch["tokens"].shape
-    parts = whole // length
+    rows, sample_length = batch["tokens"].shape
+    parts = sample_length // length
     if parts == 1:
         return batch
     result = {name: _cut(name, entry, parts, length) for name, entry in batch.items()}
     if "positions" in batch:
         result["positions"] = torch.minimum(result["positions"], torch.arange(length))
     if KEYS in batch:  # the place in the whole sample, so that no two of its tokens share their dropout
-        result[PLACES] = torch.arange(whole).view(parts, length).repeat(rows, 1)
+        result[PLACES] = torch.arange(sample_length).view(parts, length).repeat(rows, 1)
     return result
 
 

@@ -20,7 +20,7 @@ from orchestrator.parallel.layout import Layout
 from orchestrator.train.config import TrainSpec
 from orchestrator.train.engines.engine import Engine
 from orchestrator.train.rollouts.rollouts import Rollouts
-from orchestrator.train.row_lengths import WHOLE, RowLengths, dealt, lengths_of
+from orchestrator.train.row_lengths import FULL_LENGTH, RowLengths, dealing_order, lengths_of
 from orchestrator.train.sequence_warmup import shortened
 from orchestrator.train.task import Task
 from orchestrator.train.training_progress import TrainingProgress
@@ -40,9 +40,9 @@ class StepPlan:
         sequence_length: tokens of a row.
         draws: whether rows need keys for random numbers.
         noise: whether embeddings get noise, whose size follows from a row's tokens.
-        together: number of steps that one rollout serves; 1 without rollouts. Between them nothing is saved, and no
-            task ends.
-        staleness: how many rollouts the answers of a rollout are asked for ahead of it.
+        steps_per_rollout: number of steps that one rollout serves; 1 without rollouts. Between them nothing is saved,
+            and no task ends.
+        staleness: how many rollouts ahead answers are generated.
     """
 
     seed: int
@@ -50,7 +50,7 @@ class StepPlan:
     samples: int
     sequence_length: int
     draws: bool
-    together: int = 1
+    steps_per_rollout: int = 1
     staleness: int = 0
     noise: bool = False
 
@@ -70,10 +70,10 @@ class StepPlan:
         The run needs no rollout after its last step, unless it may be extended: then it must have the commit that a
         longer run has.
         """
-        ends = step + self.together
+        ends = step + self.steps_per_rollout
         settled = self.train.optimizer.settled(self.train.steps) or 0
         is_needed = ends < self.train.steps or ends <= settled
-        return self.together * (1 + self.staleness * is_needed)
+        return self.steps_per_rollout * (1 + self.staleness * is_needed)
 
     def lengths(
         self, workload: Workload, layout: Layout, *, on_gpu: bool, packed: bool, has_means: bool
@@ -105,7 +105,7 @@ class StepReader:
         others: Callable[[int], Sequence[int]] = lambda step: (),
         pinned: Callable[[Batch], Batch] = lambda batch: batch,
         rollouts: Rollouts | None = None,
-        lengths: RowLengths = WHOLE,
+        lengths: RowLengths = FULL_LENGTH,
     ) -> None:
         """Make ready to read.
 
@@ -129,7 +129,7 @@ class StepReader:
         self._origin = origin
         self._pinned = pinned
         self._rollouts = rollouts
-        self._lengths = lengths if origin.arithmetic >= Arithmetic.CUT_ROWS else WHOLE
+        self._lengths = lengths if origin.arithmetic >= Arithmetic.CUT_ROWS else FULL_LENGTH
 
     @property
     def ahead(self) -> int:
@@ -150,7 +150,10 @@ class StepReader:
             assert isinstance(self._batches, Batches)  # own samples come with their own objective
             starts = self._starts_of_rollout(self._batches.order, step)
             return StepSamples(
-                [], 0, None, prompts=[self._rollouts.prompts(self._batches, each, size) for each in starts]
+                [],
+                0,
+                None,
+                prompts=[self._rollouts.prompts(self._batches, position, size) for position in starts],
             )
         parts = self._parts(step, start, coordinate["dp"])
         others = [self._parts(step, start, replica) for replica in self._others(step + 1)]
@@ -161,7 +164,7 @@ class StepReader:
             digest=add(digest for _, digest in parts) if is_first else 0,
             padding=self._batches.padding(start, size) if reports_padding else None,
             share=self._share([batch for batch, _ in parts], step),
-            others=[[self._pinned(batch) for batch, _ in each] for each in others],
+            others=[[self._pinned(batch) for batch, _ in position] for position in others],
         )
 
     def _parts(self, step: int, start: int, replica: int) -> list[tuple[Batch, int]]:
@@ -172,10 +175,10 @@ class StepReader:
             start: position of the first sample of the global batch.
             replica: index on the data axis.
         """
-        its = self._positions(start, replica)
-        parts = [self._batches.at(positions) for positions in its]
+        positions_by_batch = self._positions(start, replica)
+        parts = [self._batches.at(positions) for positions in positions_by_batch]
         if self._plan.draws:
-            for positions, (batch, _) in zip(its, parts, strict=True):
+            for positions, (batch, _) in zip(positions_by_batch, parts, strict=True):
                 batch[KEYS] = position_keys(self._plan.seed, torch.from_numpy(positions))
         parts = [(self._lengths.cut(batch), digest) for batch, digest in parts]
         if length := self._plan.row_length(step):
@@ -191,22 +194,22 @@ class StepReader:
     def _positions(self, start: int, replica: int) -> list[np.ndarray]:
         """Return the positions of the samples of each of a replica's micro-batches."""
         size = self._plan.samples
-        mine = slices(0, size, replica, self._layout.dp, self._layout.micro_batch)
+        ranges = slices(0, size, replica, self._layout.dp, self._layout.micro_batch)
         positions = np.arange(start, start + size)
         if self._lengths.deals:
             assert isinstance(self._batches, Batches)  # own samples have no known lengths
             lengths = self._batches.lengths(positions)
-            order = dealt(lengths, self._layout.micro_batch, self._layout.dp, self._origin.arithmetic)
+            order = dealing_order(lengths, self._layout.micro_batch, self._layout.dp, self._origin.arithmetic)
             positions = positions[order]
-        return [positions[first : first + count] for first, count in mine]
+        return [positions[first : first + count] for first, count in ranges]
 
     def _share(self, batches: list[Batch], step: int) -> float:
         """Return the mean length of rows as a share of the full length; 1 where rows are not cut to their samples."""
         if not self._lengths.cuts or self._plan.row_length(step):
             return 1.0
         rows = [batch["padding"].shape for batch in batches if "padding" in batch]
-        whole = sum(count for count, _ in rows) * self._plan.sequence_length
-        return sum(count * length for count, length in rows) / whole if whole else 1.0
+        full_tokens = sum(count for count, _ in rows) * self._plan.sequence_length
+        return sum(count * length for count, length in rows) / full_tokens if full_tokens else 1.0
 
     def _starts_of_rollout(self, order: AnyOrder, step: int) -> list[int]:
         """Return where the steps of a rollout begin, if one begins after `step` steps; see `rollout_steps`.
@@ -218,15 +221,17 @@ class StepReader:
         """
         size = self._plan.samples
         origin = self._origin
-        together = self._plan.together
-        if step % together:
+        steps_per_rollout = self._plan.steps_per_rollout
+        if step % steps_per_rollout:
             return []
         numbers = range(step - origin.step, step - origin.step + self._plan.rollout_steps(step))
         starts = [start_of(origin.position, number, size, origin.skips) for number in numbers]
-        is_next_whole = all(after == start + size for start, after in pairwise(starts[together - 1 :]))
+        is_next_whole = all(
+            after == start + size for start, after in pairwise(starts[steps_per_rollout - 1 :])
+        )
         if is_next_whole and is_long_enough(order, starts[-1] + size):
             return starts
-        return starts[:together]
+        return starts[:steps_per_rollout]
 
     def rows(self, samples: StepSamples, engine: Engine, step: int, task: Task) -> StepRows:
         """Return the rows that a step trains on: its samples, or the answers to its prompts.
@@ -239,10 +244,10 @@ class StepReader:
         """
         if self._rollouts is None:
             return StepRows(samples.batches, samples.digest, {})
-        made = self._rollouts.rows(engine, step, samples.prompts)
-        self._rollouts.keep(step + 1, made, task)
-        batches = [self._pinned(batch) for batch in made.batches]
-        return StepRows(batches, made.digest, made.metrics)
+        rollout = self._rollouts.rows(engine, step, samples.prompts)
+        self._rollouts.keep(step + 1, rollout, task)
+        batches = [self._pinned(batch) for batch in rollout.batches]
+        return StepRows(batches, rollout.digest, rollout.metrics)
 
     def collect(self, step: int) -> dict[str, float]:
         """Wait for answers that the commit after `step` steps stores. Return fields of the step's row."""

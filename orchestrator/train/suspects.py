@@ -23,9 +23,11 @@ class Computed:
     record: Record
 
 
-def are_alike(one: Record, other: Record, tolerance: float) -> bool:
+def are_alike(first: Record, second: Record, tolerance: float) -> bool:
     """Whether two records have the same messages."""
-    return len(one) == len(other) and all(a.is_like(b, tolerance) for a, b in zip(one, other, strict=True))
+    return len(first) == len(second) and all(
+        a.is_like(b, tolerance) for a, b in zip(first, second, strict=True)
+    )
 
 
 def suspects(computed: Sequence[Computed], tolerance: float) -> frozenset[int]:
@@ -45,18 +47,18 @@ def suspects(computed: Sequence[Computed], tolerance: float) -> frozenset[int]:
     outvoted: frozenset[int] = frozenset()
     doubted: list[frozenset[int]] = []
     passive: frozenset[int] = frozenset()
-    for role in dict.fromkeys(each.role for each in computed):
-        same_role = [each for each in computed if each.role == role]
-        alike = _first_difference(same_role, tolerance)
-        if alike is None:
+    for role in dict.fromkeys(result.role for result in computed):
+        same_role = [result for result in computed if result.role == role]
+        groups = _first_difference(same_role, tolerance)
+        if groups is None:
             continue
-        everyone = frozenset(each.rank for each in same_role)
-        if not alike:
-            passive |= everyone
-        elif 2 * len(largest := max(alike, key=len)) > len(same_role):
-            outvoted |= frozenset(each.rank for each in same_role if each not in largest)
+        ranks_of_role = frozenset(result.rank for result in same_role)
+        if not groups:
+            passive |= ranks_of_role
+        elif 2 * len(largest := max(groups, key=len)) > len(same_role):
+            outvoted |= frozenset(result.rank for result in same_role if result not in largest)
         else:
-            doubted.append(everyone)
+            doubted.append(ranks_of_role)
     if outvoted:
         return outvoted
     if not doubted:
@@ -64,26 +66,26 @@ def suspects(computed: Sequence[Computed], tolerance: float) -> frozenset[int]:
     return frozenset.intersection(*doubted) or frozenset.union(*doubted)
 
 
-def _first_difference(own: Sequence[Computed], tolerance: float) -> list[list[Computed]] | None:
+def _first_difference(results: Sequence[Computed], tolerance: float) -> list[list[Computed]] | None:
     """Return the records of a role in groups whose first message that is not equal in all of them is alike.
 
     Returns:
         The groups; an empty list if other ranks sent that message, None if all records are alike.
     """
-    for number in range(max(len(each.record) for each in own)):
+    for number in range(max(len(result.record) for result in results)):
         groups: list[tuple[Message | None, list[Computed]]] = []
-        for each in own:
-            message = each.record[number] if number < len(each.record) else None
-            found = next((group for first, group in groups if _same(first, message, tolerance)), None)
-            if found is None:
-                groups.append((message, [each]))
+        for result in results:
+            message = result.record[number] if number < len(result.record) else None
+            matching = next((group for first, group in groups if _are_equal(first, message, tolerance)), None)
+            if matching is None:
+                groups.append((message, [result]))
             else:
-                found.append(each)
+                matching.append(result)
         if len(groups) > 1:
             was_sent = all(message is None or message.sent for message, _ in groups)
             return [group for _, group in groups] if was_sent else []
     return None
 
 
-def _same(one: Message | None, other: Message | None, tolerance: float) -> bool:
-    return one is other if one is None or other is None else one.is_like(other, tolerance)
+def _are_equal(first: Message | None, second: Message | None, tolerance: float) -> bool:
+    return first is second if first is None or second is None else first.is_like(second, tolerance)

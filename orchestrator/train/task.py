@@ -25,7 +25,7 @@ WEIGHT_SERVER = "orchestrator.checkpoint.snapshot_server:weight_server"
 
 
 @dataclasses.dataclass(frozen=True)
-class RolloutPlace:
+class RolloutAddress:
     """Where ranks and rollout workers find each other.
 
     Attributes:
@@ -66,7 +66,7 @@ class Task:
         cleaned_by: hashes of the user's own code that cleaned the text, from the prepared data.
         class_weights: counted in the prepared data if the job asks for balanced ones; empty otherwise.
         teacher: the weights of a teacher, see `orchestrator.models.base.Base`; None without one.
-        rollouts: the fields of a `RolloutPlace`; None if the ranks generate answers themselves.
+        rollouts: the fields of a `RolloutAddress`; None if the ranks generate answers themselves.
         makes_rollouts: whether this is the task of a rollout worker, which generates answers until it is stopped.
         code_roots: folders in which the controller found that code.
     """
@@ -100,8 +100,8 @@ class Task:
     makes_rollouts: bool = False
 
     @classmethod
-    def of_evaluation(
-        cls, job: dict[str, Any], micro_batch: int, *, run: str, data: str, restore: int | None, **rest: Any
+    def for_evaluation(
+        cls, job: dict[str, Any], micro_batch: int, *, run: str, data: str, restore: int | None, **fields: Any
     ) -> Task:
         """Return the task of one process that evaluates the model of a commit, or the job's initial one, and writes
         nothing.
@@ -117,19 +117,19 @@ class Task:
             until=restore or 0,
             commit=False,
             evaluate_only=True,
-            **{"attempt": 0, **rest},
+            **{"attempt": 0, **fields},
         )
 
-    def of_rollout_worker(self) -> Task:
+    def for_rollout_worker(self) -> Task:
         """Return the task of a rollout worker beside the ranks of this one. It writes nothing."""
         return dataclasses.replace(
             self, layout=Layout().to_json(), commit=False, makes_rollouts=True, snapshot_servers=(), faults=()
         )
 
     @property
-    def rollout_place(self) -> RolloutPlace | None:
+    def rollout_address(self) -> RolloutAddress | None:
         """Where rollout workers are found; None if the ranks generate answers themselves."""
-        return RolloutPlace(**self.rollouts) if self.rollouts else None
+        return RolloutAddress(**self.rollouts) if self.rollouts else None
 
     @property
     def parsed_layout(self) -> Layout:

@@ -20,8 +20,6 @@ from orchestrator.parallel.arithmetic import NEWEST, Arithmetic
 from orchestrator.train.config import StabilitySpec, TrainSpec
 from orchestrator.train.instability import check_stable, watched_answers
 
-"""Keys of a commit's meta; see `TrainingProgress`."""
-
 
 @dataclasses.dataclass(frozen=True)
 class TrainingProgress:
@@ -99,7 +97,7 @@ class TrainingProgress:
         )
 
     @classmethod
-    def of_new_run(cls, skips: Sequence[Any]) -> TrainingProgress:
+    def for_new_run(cls, skips: Sequence[Any]) -> TrainingProgress:
         """Return the progress before the first step, with windows of samples to skip."""
         return cls(skips=merged(skips))
 
@@ -137,7 +135,7 @@ class TrainingProgress:
         check_stable(
             loss=loss,
             grad_norm=grad_norm,
-            before=self.losses,
+            earlier_losses=self.losses,
             stability=stability,
             step=self.step + 1,
             position=self.position_of_step(samples),
@@ -188,7 +186,7 @@ class TrainingProgress:
         stale = self.stale
         best_of = self.best_of
         if stop_when is not None:
-            best, stale, best_of = *self._gained(stop_when), stop_when.metric
+            best, stale, best_of = *self._best_and_stale(stop_when), stop_when.metric
             value = values.get(stop_when.metric, math.nan)  # none where nothing is predicted
             sign = -1.0 if larger_is_better(stop_when.metric) else 1.0
             gains = best is None or sign * (best - value) > stop_when.min_delta
@@ -205,8 +203,8 @@ class TrainingProgress:
 
     def is_on_plateau(self, stop_when: StopWhen | None) -> bool:
         """Whether the metric of `stop_when` has not improved for `patience` evaluations."""
-        return stop_when is not None and self._gained(stop_when)[1] >= stop_when.patience
+        return stop_when is not None and self._best_and_stale(stop_when)[1] >= stop_when.patience
 
-    def _gained(self, stop_when: StopWhen) -> tuple[float | None, int]:
+    def _best_and_stale(self, stop_when: StopWhen) -> tuple[float | None, int]:
         """Return `best` and `stale` if they refer to the metric of `stop_when`, else (None, 0)."""
         return (self.best, self.stale) if self.best_of in ("", stop_when.metric) else (None, 0)

@@ -32,16 +32,16 @@ def labelled(batch: Batch, is_sample: Tensor, is_routed: bool) -> Batch:
     batch = dict(batch)
     for name in () if COUNTED in batch else LABELS:
         if name in batch:
-            none = math.nan if batch[name].is_floating_point() else IGNORED
-            batch[name] = batch[name].masked_fill(_wide(~is_sample, batch[name]), none)
+            no_label = math.nan if batch[name].is_floating_point() else IGNORED
+            batch[name] = batch[name].masked_fill(_broadcastable(~is_sample, batch[name]), no_label)
     for name in ("compared", COUNTED):
         if name in batch:
             batch[name] = batch[name] & is_sample
     # Nor are these rows routed, since routers count their tokens.
-    for name, read, padding in ROUTED if is_routed else ():
-        if read in batch:
-            is_token = batch.get(padding, torch.ones_like(batch[read], dtype=torch.bool))
-            batch[name] = is_token & _wide(is_sample, is_token)
+    for name, tokens_name, padding in ROUTED if is_routed else ():
+        if tokens_name in batch:
+            is_token = batch.get(padding, torch.ones_like(batch[tokens_name], dtype=torch.bool))
+            batch[name] = is_token & _broadcastable(is_sample, is_token)
     return batch
 
 
@@ -52,10 +52,10 @@ def filled_up(batches: list[Batch], count: int, size: int) -> list[Batch]:
     """
     if len(batches) == count:
         return batches
-    none = torch.zeros(size, dtype=torch.bool)
-    return batches + [labelled(batches[-1], none, is_routed=False)] * (count - len(batches))
+    no_samples = torch.zeros(size, dtype=torch.bool)
+    return batches + [labelled(batches[-1], no_samples, is_routed=False)] * (count - len(batches))
 
 
-def _wide(rows: Tensor, like: Tensor) -> Tensor:
+def _broadcastable(rows: Tensor, like: Tensor) -> Tensor:
     """Return bool [B] as [B, 1, ..], to broadcast over `like`."""
     return rows.view(-1, *[1] * (like.dim() - 1))

@@ -39,10 +39,10 @@ class ComputedWrongly(ArithmeticError):
 
     kind = "wrong_arithmetic"
 
-    def __init__(self, what: str, step: int, ranks: Sequence[int]) -> None:
+    def __init__(self, problem: str, step: int, ranks: Sequence[int]) -> None:
         self.step = step
         self.ranks = tuple(ranks)
-        super().__init__(what)
+        super().__init__(problem)
 
 
 def promise_equal_bits(determinism: str, device: torch.device) -> bool:
@@ -83,7 +83,7 @@ class Verification:
         self.tolerance = 0.0 if exact else TOLERANCE[precision]
 
     @classmethod
-    def of_rank(
+    def for_rank(
         cls, verify: VerifySpec | None, layout: Layout, rank: int, train: TrainSpec, device: Device
     ) -> Verification:
         """Return that of a rank that trains. All ranks call it together."""
@@ -115,7 +115,7 @@ class Verification:
     def begin(
         self,
         engine: Engine,
-        own: Sequence[Batch],
+        own_batches: Sequence[Batch],
         others: Sequence[Sequence[Batch]],
         *,
         step: int,
@@ -126,13 +126,13 @@ class Verification:
 
         Args:
             engine: computes.
-            own: this rank's micro-batches.
+            own_batches: this rank's micro-batches.
             others: those of `replicas_to_read`.
             step: the number of the step.
             verified: the last step that is verified.
             seed: seeds the random numbers of a role.
         """
-        batches = others if self._by_other else [own, own]
+        batches = others if self._by_other else [own_batches, own_batches]
         roles = [self.role(shift if self._by_other else 0) for shift in range(1, len(batches) + 1)]
         passes = list(zip(roles, batches, strict=True))
         check = RunningCheck(self, engine, passes, step=step, verified=verified, seed=seed)
@@ -190,53 +190,55 @@ class RunningCheck:
 
     def gradients(self, record: Record) -> None:
         """See `StepCheck.gradients`."""
-        again = self._computed[0].record
+        recomputed = self._computed[0].record
         if self.giver is not None and self.taker is not None:
-            again = from_rows(swap_json(to_rows(again), to=self.giver, of=self.taker))
-        if not any_rank(not are_alike(record, again, self._tolerance)):
+            recomputed = from_rows(swap_json(to_rows(recomputed), to=self.giver, of=self.taker))
+        if not any_rank(not are_alike(record, recomputed, self._tolerance)):
             return
         self._computed.append(Computed(self._rank, self._rank, record))
         if len(self._passes) > 1:  # a third computation decides
             self.compute(1)
         self._raise("gradients")
 
-    def update(self, copies: Record, own: Record, others: Record) -> None:
+    def update(self, copies: Record, own_shards: Record, giver_shards: Record) -> None:
         """See `StepCheck.update`."""
         assert self.giver is not None
         assert self.taker is not None
-        sent = [to_rows(copies), to_rows(others)]
-        their_copies, again = map(from_rows, swap_json(sent, to=self.giver, of=self.taker))
-        alike = are_alike(copies, their_copies, self._tolerance) and are_alike(own, again, self._tolerance)
-        if not any_rank(not alike):
+        sent = [to_rows(copies), to_rows(giver_shards)]
+        their_copies, recomputed = map(from_rows, swap_json(sent, to=self.giver, of=self.taker))
+        is_alike = are_alike(copies, their_copies, self._tolerance) and are_alike(
+            own_shards, recomputed, self._tolerance
+        )
+        if not any_rank(not is_alike):
             return
         self._computed = [
             Computed(f"copies from rank {self._ring}", self._rank, copies),
-            Computed(self._rank, self._rank, own),
-            Computed(self.giver, self._rank, others),
+            Computed(self._rank, self._rank, own_shards),
+            Computed(self.giver, self._rank, giver_shards),
         ]
         self._raise("update")
 
-    def _raise(self, what: str) -> NoReturn:
+    def _raise(self, part: str) -> NoReturn:
         """Raise ComputedWrongly with the ranks that are to blame."""
-        mine = [[each.role, to_rows(each.record)] for each in self._computed]
+        own_results = [[result.role, to_rows(result.record)] for result in self._computed]
         computed = [
             Computed(role, rank, from_rows(rows))
-            for rank, of_rank in enumerate(gather_json(mine))
-            for role, rows in of_rank
+            for rank, rank_results in enumerate(gather_json(own_results))
+            for role, rows in rank_results
         ]
         blamed = suspects(computed, self._tolerance)
-        how = f"differs from what other ranks computed from the same numbers, in the {what}"
+        finding = f"differs from what other ranks computed from the same numbers, in the {part}"
         if len(blamed) > 1:
             failed = gather_json(self._engine.test_device(self._step) if self._rank in blamed else [])
-            if found := [rank for rank in sorted(blamed) if failed[rank]]:
-                blamed = frozenset(found)
-                how = f"{how}, and in a test of its device: {failed[found[0]][0]}"
+            if failing := [rank for rank in sorted(blamed) if failed[rank]]:
+                blamed = frozenset(failing)
+                finding = f"{finding}, and in a test of its device: {failed[failing[0]][0]}"
         ranks = sorted(blamed)
         names = " and ".join(map(str, ranks))
-        text = f"step {self._step}: rank {names} {how}"
+        text = f"step {self._step}: rank {names} {finding}"
         if len(ranks) > 1:
             text = (
-                f"step {self._step}: ranks {names} computed different results from the same numbers, in the {what}, "
+                f"step {self._step}: ranks {names} computed different results from the same numbers, in the {part}, "
                 "and tests of their devices do not tell which is wrong"
             )
         raise ComputedWrongly(text, self._verified, ranks)

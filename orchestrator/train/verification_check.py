@@ -9,7 +9,7 @@ from orchestrator.config.records import REWARDED
 from orchestrator.config.resources import ResourceSpec
 from orchestrator.parallel.config import ParallelChoice
 
-HERE = "resources.verify.by"
+WHERE = "resources.verify.by"
 
 
 def check_verification(resources: ResourceSpec, parallel: ParallelChoice, workload: Any) -> None:
@@ -33,7 +33,7 @@ def check_verification(resources: ResourceSpec, parallel: ParallelChoice, worklo
             "kto": "its baseline is a mean over all ranks",
         }.get(objective, "it compares each sample with those of other ranks, in their order")
         raise InputError(
-            f"no other rank can compute a step of {objective} again: {reason}", HERE, "set it to same"
+            f"no other rank can compute a step of {objective} again: {reason}", WHERE, "set it to same"
         )
     max_workers = resources.workers.max
     if parallel == "auto":
@@ -42,11 +42,11 @@ def check_verification(resources: ResourceSpec, parallel: ParallelChoice, worklo
     else:
         axes = {"tp": parallel.tp, "pp": parallel.pp, "cp": parallel.cp, "ep": parallel.ep}
         ranks = (axes["tp"] or 1) * (axes["pp"] or 1) * (axes["cp"] or 1) * (axes["ep"] or 1)
-        named = ", ".join(f"{axis} {degree}" for axis, degree in axes.items() if (degree or 1) > 1)
-        degrees = f" with {named}" if named else ""
+        degree_list = ", ".join(f"{axis} {degree}" for axis, degree in axes.items() if (degree or 1) > 1)
+        degrees = f" with {degree_list}" if degree_list else ""
     if max_workers // ranks < 2:
         workers = "1 worker has" if max_workers == 1 else f"{max_workers} workers{degrees} have"
         problem = f"{workers} one replica; a step needs a second replica to be recomputed"
         raise InputError(
-            problem, HERE, "raise resources.workers.max, or set it to same (finds transient errors only)"
+            problem, WHERE, "raise resources.workers.max, or set it to same (finds transient errors only)"
         )

@@ -81,8 +81,8 @@ class _WithTokens(torch.autograd.Function):
 
     @staticmethod
     def symbolic(g: Any, x: Any, integers: Any, scale: Any) -> Any:
-        # Not DequantizeLinear: onnxruntime 1.32 merges that with MatMul and rounds the activations too (1 % of the largest
-        # logit of a small BERT), and 1.26 refuses it where a Transpose comes between.
+        # Not DequantizeLinear: onnxruntime 1.32 merges that with MatMul and rounds the activations too (1 % of the
+        # largest logit of a small BERT), and 1.26 refuses it where a Transpose comes between.
         weight = g.op("Mul", g.op("Cast", integers, to_i=FLOAT), scale)
         return g.op("MatMul", x, weight)
 

@@ -11,9 +11,9 @@ from orchestrator.observe.pages.pipeline_timeline import lanes
 from orchestrator.parallel.layout import ModelShape
 from orchestrator.planner.choose_layout import Plan
 from orchestrator.planner.demand import Demand
-from orchestrator.planner.memory import MEMORY_SHARE, held
+from orchestrator.planner.memory import MEMORY_SHARE, rank_memory
 from orchestrator.planner.simulation.step import pipeline
-from orchestrator.planner.simulation.timeline import Played
+from orchestrator.planner.simulation.timeline import SimulatedStep
 
 WIDTH = 1040.0
 LANE = 24.0
@@ -78,7 +78,7 @@ def plan_page(
 
 
 def _memories(
-    demand: Demand, shape: ModelShape, plan: Plan, played: Played | None, peaks: Sequence[float]
+    demand: Demand, shape: ModelShape, plan: Plan, played: SimulatedStep | None, peaks: Sequence[float]
 ) -> list[dict[str, Any]]:
     """Return the memory in GiB over the step, of the first and the last rank of a pipeline, or of the only rank.
 
@@ -88,7 +88,7 @@ def _memories(
     layout = plan.chosen.layout
     for name, position in CURVES.items() if played else [("every", 0)]:
         index = position % layout.pp
-        (parts,) = held(demand, shape, layout, [index])
+        (parts,) = rank_memory(demand, shape, layout, [index])
         each = parts.micro_batch / (layout.stages // layout.pp)
         points = [(0.0, parts.state)]
         now = parts.state

@@ -106,7 +106,7 @@ class Times:
         forward: compute of the forward pass.
         inputs: compute of the gradients of the inputs (I).
         weights: compute of the gradients of the weights (W).
-        again: recomputation in the backward pass.
+        recompute: recomputation in the backward pass.
         sent_forward: communication of the forward pass.
         sent_backward: communication of the backward pass.
     """
@@ -114,21 +114,21 @@ class Times:
     forward: float = 0.0
     inputs: float = 0.0
     weights: float = 0.0
-    again: float = 0.0
+    recompute: float = 0.0
     sent_forward: float = 0.0
     sent_backward: float = 0.0
 
     @property
     def compute(self) -> float:
         """Seconds of compute in both directions."""
-        return self.forward + self.inputs + self.weights + self.again
+        return self.forward + self.inputs + self.weights + self.recompute
 
     @property
     def sent(self) -> float:
         """Seconds of communication in both directions."""
         return self.sent_forward + self.sent_backward
 
-    def twice_forward(self) -> Times:
+    def with_reference(self) -> Times:
         """Return these times with a second forward pass, that of a reference model."""
         return replace(self, forward=2.0 * self.forward, sent_forward=2.0 * self.sent_forward)
 
@@ -146,9 +146,11 @@ class Times:
 
     def mixed(self, other: Times, share: float) -> Times:
         """Return share x self + (1 - share) x other."""
-        mine = vars(self)
-        others = vars(other)
-        return Times(**{part: share * mine[part] + (1.0 - share) * others[part] for part in mine})
+        own_times = vars(self)
+        other_times = vars(other)
+        return Times(
+            **{part: share * own_times[part] + (1.0 - share) * other_times[part] for part in own_times}
+        )
 
 
 @lru_cache(maxsize=4096)
@@ -170,7 +172,7 @@ def layer(
     dense = [_Products(tokens, *sizes, dense=True) for sizes in _matrices(shape, tp)]
     products = dense + _expert_products(shape, tokens, tp, ep)
     # Cross-attention and other layers have more products than the listed ones; their share of FLOPs scales the sum.
-    scale = _unlisted(shape)  # for products that are not listed
+    scale = _unlisted_products_factor(shape)  # for products that are not listed
     forward = scale * sum(
         p.count * machine.matrix(p.rows, p.columns, p.inner, p.width(program, 1)) for p in products
     )
@@ -180,10 +182,12 @@ def layer(
     if program.in_8_bits:
         # Rounding to 8 bits reads and writes inputs and weights forward; backward gradients and weights, which
         # are also transposed.
-        weighed = sum(p.count * p.inner * p.columns for p in dense)
+        weight_numbers = sum(p.count * p.inner * p.columns for p in dense)
         passes = 2.0 * scale * program.quantised
-        forward += passes * machine.elements(weighed + sum(p.count * p.rows * p.inner for p in dense))
-        inputs += passes * machine.elements(2.0 * weighed + sum(p.count * p.rows * p.columns for p in dense))
+        forward += passes * machine.elements(weight_numbers + sum(p.count * p.rows * p.inner for p in dense))
+        inputs += passes * machine.elements(
+            2.0 * weight_numbers + sum(p.count * p.rows * p.columns for p in dense)
+        )
     if program.rounds_weights:
         rounded = scale * ROUND_BYTES * machine.elements(sum(p.count * p.inner * p.columns for p in dense))
         forward += rounded
@@ -203,51 +207,62 @@ def layer(
         machine = replace(machine, score_bytes=UNFUSED_SCORE_BYTES + drawn)
     # A fused kernel skips the masked half of a causal mask.
     # An unfused kernel computes all L^2 scores and masks them afterwards.
-    seen = 0.5 if shape.causal and not machine.score_bytes else 1.0
-    ahead, back = machine.scores(seen * tokens * length * heads, shape.head_size, program.width)
-    element = machine.elements(_moved(shape, tokens, tp, bool(sliced), program))
+    score_share = 0.5 if shape.causal and not machine.score_bytes else 1.0
+    attention_forward, attention_backward = machine.scores(
+        score_share * tokens * length * heads, shape.head_size, program.width
+    )
+    element = machine.elements(_elementwise_bytes(shape, tokens, tp, bool(sliced), program))
     element *= 1.0 if program.compiled else machine.eager
-    sent, experts = _sent(shape, machine, program, tokens, part)
-    ring = _ring(shape, machine, program=program, tokens=tokens, tp=tp, cp=cp)
+    messages, experts = _message_seconds(shape, machine, program, tokens, part)
+    ring_seconds = _ring_seconds(shape, machine, program=program, tokens=tokens, tp=tp, cp=cp)
     launches = operations(shape, machine, program, tp, ep)
     # A GPU's process launches messages and operations in one order and runs ahead of both, so time of messages also
     # covers launches.
-    shown = sent if machine.launches_ahead else 0.0
-    passed = forward + ahead + element + shown
-    whole = machine.launched(passed, launches) - shown
+    visible_messages = messages if machine.launches_ahead else 0.0
+    forward_seconds = forward + attention_forward + element + visible_messages
+    forward_launched = machine.launched(forward_seconds, launches) - visible_messages
     # Selective recomputation repeats the scores if attention is not fused, else all element-wise operations.
-    selective = (ahead if machine.score_bytes else element) + program.products_again * forward
-    for_inputs = machine.launched(inputs + back + 1.5 * element + shown, launches) - shown
+    selective = (attention_forward if machine.score_bytes else element) + program.products_again * forward
+    for_inputs = (
+        machine.launched(inputs + attention_backward + 1.5 * element + visible_messages, launches)
+        - visible_messages
+    )
     for_weights = machine.launched(weights, launches)
-    sent_again = sent + experts if recompute == "full" else 0.0
+    repeated_messages = messages + experts if recompute == "full" else 0.0
     again = {
         "none": 0.0,
         "selective": machine.launched(selective, launches, CHECKPOINT),
-        "full": machine.launched(passed, launches, CHECKPOINT) - shown,
+        "full": machine.launched(forward_seconds, launches, CHECKPOINT) - visible_messages,
     }[recompute]
-    halves = 2.0 if tp > 1 else 0.0  # attention and feed-forward, each followed by a tensor-parallel sum
-    woken = halves * machine.behind(whole / 2.0)
-    woken_back = halves * machine.behind((for_inputs + for_weights) / 2.0) + (woken if sent_again else 0.0)
+    sums = 2.0 if tp > 1 else 0.0  # attention and feed-forward, each followed by a tensor-parallel sum
+    delay = sums * machine.collective_delay(forward_launched / 2.0)
+    backward_delay = sums * machine.collective_delay((for_inputs + for_weights) / 2.0) + (
+        delay if repeated_messages else 0.0
+    )
     # Attention hides the exchange of keys and values (backward also of their gradients) as long as it takes itself.
     times = Times(
-        forward=whole,
+        forward=forward_launched,
         inputs=for_inputs,
         weights=for_weights,
-        again=again,
-        sent_forward=sent + experts + max(0.0, ring - ahead) + woken,
-        sent_backward=sent + experts + max(0.0, 2.0 * ring - back) + sent_again + woken_back,
+        recompute=again,
+        sent_forward=messages + experts + max(0.0, ring_seconds - attention_forward) + delay,
+        sent_backward=messages
+        + experts
+        + max(0.0, 2.0 * ring_seconds - attention_backward)
+        + repeated_messages
+        + backward_delay,
     )
     if program.reference:
-        times = times.twice_forward()
+        times = times.with_reference()
     teacher = shape.running_teacher
     if teacher is None:
         return times
     # A teacher only runs forward, so nothing is recomputed, whatever the student does.
-    theirs = layer(teacher, machine, _of_teacher(program), part, "none")
-    return times.with_forward(theirs, teacher.layers / max(shape.layers, 1))
+    teacher_times = layer(teacher, machine, _teacher_program(program), part, "none")
+    return times.with_forward(teacher_times, teacher.layers / max(shape.layers, 1))
 
 
-def _of_teacher(program: Program) -> Program:
+def _teacher_program(program: Program) -> Program:
     """Return how a teacher computes: as its student, without dropout, compilation and 8 bits."""
     return replace(
         program, in_8_bits=0, dropout=False, attention_dropout=False, compiled=False, reference=False
@@ -278,34 +293,39 @@ def ends(shape: ModelShape, machine: Machine, program: Program, part: tuple[int,
     """
     sequences, tp, cp, _, _ = part
     tokens = sequences * shape.sequence_length / cp
-    moved = machine.elements(tokens * shape.hidden * 2.0 * program.width)
+    embedding_seconds = machine.elements(tokens * shape.hidden * 2.0 * program.width)
     columns = shape.vocabulary / tp
     width = program.width
     group = Group(tp, 1, machine)
     # Each rank looks up its part of the vocabulary; the sum over ranks completes the hidden states.
     # No gradient of the input: tokens have none. The weight's gradient is a scatter-add, read and written.
-    embedding = Times(moved, 0.0, 2.0 * moved, sent_forward=group.all_reduce(tokens * shape.hidden * width))
+    embedding = Times(
+        embedding_seconds,
+        0.0,
+        2.0 * embedding_seconds,
+        sent_forward=group.all_reduce(tokens * shape.hidden * width),
+    )
     rows, inner = shape.head_share * tokens, shape.embedding or shape.hidden
     head = Times()
     if rows:
         logits = machine.elements(rows * columns * LOGIT_BYTES)
-        at_once = HEAD_TOKENS["cuda" if machine.launches_ahead else "cpu"]
-        sums = LOSS_SUMS * math.ceil(rows / at_once) * group.all_reduce(4.0 * min(rows, at_once))
+        chunk_tokens = HEAD_TOKENS["cuda" if machine.launches_ahead else "cpu"]
+        sums = LOSS_SUMS * math.ceil(rows / chunk_tokens) * group.all_reduce(4.0 * min(rows, chunk_tokens))
         forward = machine.launched(machine.matrix(rows, columns, inner, width) + logits / 2, OPERATIONS)
         inputs = machine.launched(machine.matrix(rows, inner, columns, width) + logits / 2, OPERATIONS)
         weights = shape.trained_share * machine.matrix(inner, columns, rows, width)
-        summed = group.all_reduce(rows * shape.hidden * width)
+        backward_sum = group.all_reduce(rows * shape.hidden * width)
         if tp > 1:
-            sums += machine.behind(forward)
-            summed += machine.behind(inputs + weights)
-        head = Times(forward, inputs, weights, sent_forward=sums, sent_backward=summed)
+            sums += machine.collective_delay(forward)
+            backward_sum += machine.collective_delay(inputs + weights)
+        head = Times(forward, inputs, weights, sent_forward=sums, sent_backward=backward_sum)
     if program.reference:
-        embedding, head = embedding.twice_forward(), head.twice_forward()
+        embedding, head = embedding.with_reference(), head.with_reference()
     head = head.all_forward() if shape.chunked_head else head
     teacher = shape.running_teacher
     if teacher is None:
         return embedding, head
-    first, last = ends(replace(teacher, chunked_head=False), machine, _of_teacher(program), part)
+    first, last = ends(replace(teacher, chunked_head=False), machine, _teacher_program(program), part)
     return embedding.with_forward(first), head.with_forward(last)
 
 
@@ -362,16 +382,16 @@ def _expert_products(shape: ModelShape, tokens: float, tp: int, ep: int) -> list
         _Products(rows, shape.hidden, down, share * local),
     ]
     if shape.shared_experts:
-        both = share * shape.shared_experts
-        products.append(_Products(tokens, up, shape.hidden, both))
-        products.append(_Products(tokens, shape.hidden, down, both))
+        shared_count = share * shape.shared_experts
+        products.append(_Products(tokens, up, shape.hidden, shared_count))
+        products.append(_Products(tokens, shape.hidden, down, shared_count))
     return products
 
 
 def needed_flops(shape: ModelShape) -> float:
     """Return the FLOPs per token of a step. A third of a weight's FLOPs are its gradient, which frozen weights lack."""
-    of_weights = max(shape.flops_per_token - _score_flops(shape), 0.0)
-    return shape.flops_per_token - (1.0 - shape.trained_share) * of_weights / 3.0
+    weight_flops = max(shape.flops_per_token - _score_flops(shape), 0.0)
+    return shape.flops_per_token - (1.0 - shape.trained_share) * weight_flops / 3.0
 
 
 def _score_flops(shape: ModelShape) -> float:
@@ -381,13 +401,13 @@ def _score_flops(shape: ModelShape) -> float:
 
 def with_length(shape: ModelShape, length: int) -> ModelShape:
     """Return the shape with other lengths of sequences."""
-    other = replace(shape, sequence_length=length)
-    flops = shape.flops_per_token - _score_flops(shape) + _score_flops(other)
-    return replace(other, flops_per_token=flops)
+    resized = replace(shape, sequence_length=length)
+    flops = shape.flops_per_token - _score_flops(shape) + _score_flops(resized)
+    return replace(resized, flops_per_token=flops)
 
 
 @lru_cache(maxsize=256)
-def _unlisted(shape: ModelShape) -> float:
+def _unlisted_products_factor(shape: ModelShape) -> float:
     """Return (FLOPs of all layers' products) / (FLOPs of the products listed here), per token.
 
     The ratio stands for products of other architectures, such as cross-attention, a generator or latent vectors.
@@ -401,7 +421,7 @@ def _unlisted(shape: ModelShape) -> float:
     return total / listed if listed and total > 0.1 * listed else 1.0
 
 
-def _moved(shape: ModelShape, tokens: float, tp: int, sliced: bool, program: Program) -> float:
+def _elementwise_bytes(shape: ModelShape, tokens: float, tp: int, sliced: bool, program: Program) -> float:
     """Return the bytes that a layer's element-wise operations read and write forward."""
     residual = tokens * shape.hidden / (tp if sliced else 1)
     dense = 1.0 - (shape.expert_layers / shape.layers if shape.layers else 0.0)
@@ -413,7 +433,7 @@ def _moved(shape: ModelShape, tokens: float, tp: int, sliced: bool, program: Pro
     return numbers * program.width + (2.0 * residual if program.dropout else 0.0)
 
 
-def _sent(
+def _message_seconds(
     shape: ModelShape, machine: Machine, program: Program, tokens: float, part: tuple[int, ...]
 ) -> tuple[float, float]:
     """Return the seconds of a layer's tensor-parallel sums and of its exchanges of experts, in a forward pass.
@@ -433,7 +453,9 @@ def _sent(
     return sums, 2.0 * share * Group(ep, tp * cp, machine).all_to_all(size)
 
 
-def _ring(shape: ModelShape, machine: Machine, program: Program, tokens: float, tp: int, cp: int) -> float:
+def _ring_seconds(
+    shape: ModelShape, machine: Machine, program: Program, tokens: float, tp: int, cp: int
+) -> float:
     """Return the seconds in which all context-parallel ranks get each other's keys and values: cp - 1 messages.
 
     A message has 2 x tokens x kv heads x head size x width bytes: the keys and values of one rank.

@@ -43,32 +43,33 @@ def _one_by_one(rank: int, ranks: int, parts: int) -> tuple[Action, ...]:
     At most p - rank micro-batches are between their forward and backward pass, whatever their number.
     """
     # The last rank has no warm-up: its backward pass follows its first forward pass at once.
-    ahead = min(parts, ranks - rank)
-    actions: list[Action] = [("F", rank, part) for part in range(ahead)]
+    warm_up = min(parts, ranks - rank)
+    actions: list[Action] = [("F", rank, part) for part in range(warm_up)]
     for part in range(parts):
         actions.append(("B", rank, part))
-        if part + ahead < parts:
-            actions.append(("F", rank, part + ahead))
+        if part + warm_up < parts:
+            actions.append(("F", rank, part + warm_up))
     return tuple(actions)
 
 
 def _interleaved(rank: int, ranks: int, parts: int, chunks: int, split: bool) -> tuple[Action, ...]:
     """Interleaved 1F1B (Narayanan et al., 2021, section 2.2); with `split` W fills the bubble (ZB-1P, Qi et al., 2024).
 
-    Rank r has the stages r, r + p, r + 2p, ... It runs `each` micro-batches through one of them before it moves to
-    the next. Warm-up: (v - 1) each + 2 (p - 1 - r) forward passes, with `split` (v - 1) each + (p - 1 - r).
+    Rank r has the stages r, r + p, r + 2p, ... It runs `run_length` micro-batches, n for short, through one of
+    them before it moves to the next. Warm-up: (v - 1) n + 2 (p - 1 - r) forward passes, with `split`
+    (v - 1) n + (p - 1 - r).
     """
     # p micro-batches at a time through a chunk; torch also takes numbers that p does not divide.
-    each = parts // max(1, parts // ranks)
+    run_length = parts // max(1, parts // ranks)
     total = chunks * parts  # forward passes of this rank
-    ahead = min((chunks - 1) * each + (1 if split else 2) * (ranks - 1 - rank), total)
+    warm_up = min((chunks - 1) * run_length + (1 if split else 2) * (ranks - 1 - rank), total)
 
     def forward_stage(step: int) -> int:
-        return step // each % chunks * ranks + rank
+        return step // run_length % chunks * ranks + rank
 
     def backward_stage(step: int) -> int:
         # Backward passes visit the chunks in the opposite order.
-        return (chunks - 1 - (step - ahead) // each % chunks) * ranks + rank
+        return (chunks - 1 - (step - warm_up) // run_length % chunks) * ranks + rank
 
     actions: list[Action] = []
     counts: dict[tuple[str, int], int] = {}
@@ -80,18 +81,18 @@ def _interleaved(rank: int, ranks: int, parts: int, chunks: int, split: bool) ->
         actions.append((kind, stage, part))
 
     weights = 0  # number of W so far
-    for step in range(total + ahead):
+    for step in range(total + warm_up):
         if step < total:
             add("F", forward_stage(step))
-        if step < ahead:
+        if step < warm_up:
             continue
         add("I" if split else "B", backward_stage(step))
         # Rank r lets r of its W wait, which is what fills the bubble at the end (Qi et al., 2024, ZB-1P).
-        if split and step - ahead >= rank:
-            add("W", backward_stage(ahead + weights))
+        if split and step - warm_up >= rank:
+            add("W", backward_stage(warm_up + weights))
             weights += 1
     for step in range(weights, total if split else 0):
-        add("W", backward_stage(ahead + step))
+        add("W", backward_stage(warm_up + step))
     return tuple(actions)
 
 
@@ -141,7 +142,7 @@ def _zbv(rank: int, ranks: int, parts: int) -> tuple[Action, ...]:
 
 
 @dataclass(frozen=True)
-class Played:
+class SimulatedStep:
     """A simulated step.
 
     Attributes:
@@ -164,26 +165,26 @@ class Played:
 
 
 @dataclass(frozen=True)
-class InTurn:
+class ActionSequence:
     """The actions of all ranks in one sequence, in which each comes after the action that produces its input.
 
-    The sequence depends on the schedule only, so that `play` can run it for many layouts in one loop.
+    The sequence depends on the schedule only, so that `simulate_actions` can run it for many layouts in one loop.
 
     Attributes:
         actions: the sequence; the actions of a rank keep its order.
-        turns: for each action (rank, index in `kinds`, position of the action that produces its input, counted from 1,
-            or 0 if it has none, index in `ways` of the way that its input takes).
+        entries: for each action (rank, index in `kinds`, position of the action that produces its input, index in
+            `transfers` of the way that its input takes). Positions count from 1; 0 stands for no input.
         kinds: the distinct (rank, kind, stage), each with the number of its actions.
-        ways: the distinct (from stage, to stage) between different ranks; the first is None, for everything else.
+        transfers: the distinct (from stage, to stage) between different ranks; the first is None, for everything else.
     """
 
     actions: tuple[Action, ...]
-    turns: tuple[tuple[int, int, int, int], ...]
+    entries: tuple[tuple[int, int, int, int], ...]
     kinds: tuple[tuple[tuple[int, str, int], int], ...]
-    ways: tuple[tuple[int, int] | None, ...]
+    transfers: tuple[tuple[int, int] | None, ...]
 
 
-def in_one_sequence(order_of_ranks: Order) -> InTurn:
+def in_one_sequence(order_of_ranks: Order) -> ActionSequence:
     """Sort the actions of all ranks into one sequence.
 
     Raises:
@@ -191,90 +192,90 @@ def in_one_sequence(order_of_ranks: Order) -> InTurn:
     """
     rank_of = {stage: rank for rank, actions in enumerate(order_of_ranks) for _, stage, _ in actions}
     kinds: dict[tuple[int, str, int], int] = {}
-    ways: dict[tuple[int, int] | None, int] = {None: 0}
+    transfers: dict[tuple[int, int] | None, int] = {None: 0}
     # Positions of finished passes, and ranks that wait for a pass, by (is forward, stage, micro-batch).
-    made: dict[tuple[bool, int, int], int] = {}
+    finished: dict[tuple[bool, int, int], int] = {}
     waiting: dict[tuple[bool, int, int], int] = {}
-    row: list[Action] = []
-    turns: list[tuple[int, int, int, int]] = []
-    at = [0] * len(order_of_ranks)  # index of each rank's next action
+    sequence: list[Action] = []
+    entries: list[tuple[int, int, int, int]] = []
+    positions = [0] * len(order_of_ranks)  # index of each rank's next action
     ready = list(range(len(order_of_ranks)))
     while ready:
         rank = ready.pop()
         actions = order_of_ranks[rank]
-        while at[rank] < len(actions):
-            kind, stage, part = action = actions[at[rank]]
+        while positions[rank] < len(actions):
+            kind, stage, part = action = actions[positions[rank]]
             forward = kind == "F"
             # Hidden states come from the stage before, gradients from the stage after.
-            before = stage - 1 if forward else stage + 1
-            needed = 0
-            way = None
+            source = stage - 1 if forward else stage + 1
+            input_position = 0
+            transfer = None
             # W needs only what its own I left behind, so it never waits for a message.
-            if kind != "W" and before in rank_of:
-                if (forward, before, part) not in made:
-                    waiting[forward, before, part] = rank
+            if kind != "W" and source in rank_of:
+                if (forward, source, part) not in finished:
+                    waiting[forward, source, part] = rank
                     break
-                needed = made[forward, before, part]
-                way = (before, stage) if rank_of[before] != rank else None
+                input_position = finished[forward, source, part]
+                transfer = (source, stage) if rank_of[source] != rank else None
             number = kinds.setdefault((rank, kind, stage), len(kinds))
-            row.append(action)
-            turns.append((rank, number, needed, ways.setdefault(way, len(ways))))
-            at[rank] += 1
+            sequence.append(action)
+            entries.append((rank, number, input_position, transfers.setdefault(transfer, len(transfers))))
+            positions[rank] += 1
             if kind != "W":
-                made[forward, stage, part] = len(row)
+                finished[forward, stage, part] = len(sequence)
                 if (forward, stage, part) in waiting:
                     ready.append(waiting.pop((forward, stage, part)))
-    if len(row) < sum(map(len, order_of_ranks)):
+    if len(sequence) < sum(map(len, order_of_ranks)):
         raise ValueError("the schedule's order has a deadlock")
-    counts = Counter(number for _, number, _, _ in turns)
-    return InTurn(
-        actions=tuple(row),
-        turns=tuple(turns),
+    counts = Counter(number for _, number, _, _ in entries)
+    return ActionSequence(
+        actions=tuple(sequence),
+        entries=tuple(entries),
         kinds=tuple((kind, counts[number]) for kind, number in kinds.items()),
-        ways=tuple(ways),
+        transfers=tuple(transfers),
     )
 
 
 @lru_cache(maxsize=64)
-def scheduled(schedule: str, ranks: int, parts: int, chunks: int) -> InTurn:
+def action_sequence(schedule: str, ranks: int, parts: int, chunks: int) -> ActionSequence:
     """Return the actions of a schedule in one sequence; arguments as for `order`."""
     return in_one_sequence(order(schedule, ranks, parts, chunks))
 
 
-def play(
-    row: InTurn,
+def simulate_actions(
+    sequence: ActionSequence,
     seconds: Callable[[str, int], float],
-    sent: Callable[[int, int], float],
+    transfer_seconds: Callable[[int, int], float],
     keep: bool = False,
-) -> Played:
+) -> SimulatedStep:
     """Simulate a step: begin = max(end of the rank's last action, end of the input's action + its delay).
 
     Args:
-        row: the actions of all ranks.
+        sequence: the actions of all ranks.
         seconds: duration of an action, by kind and stage.
-        sent: seconds in which hidden states, or their gradient, go from one stage to another on a different rank. The
-            sender computes meanwhile.
+        transfer_seconds: seconds in which hidden states, or their gradient, go from one stage to another on a
+            different rank. The sender computes meanwhile.
         keep: whether to keep the events.
     """
-    costs = [seconds(kind, stage) for (_, kind, stage), _ in row.kinds]
-    delays = [sent(*way) if way else 0.0 for way in row.ways]
-    ranks = 1 + max(rank for (rank, _, _), _ in row.kinds)
-    ended = [0.0]  # by position; position 0 stands for "no input"
+    costs = [seconds(kind, stage) for (_, kind, stage), _ in sequence.kinds]
+    delays = [transfer_seconds(*transfer) if transfer else 0.0 for transfer in sequence.transfers]
+    ranks = 1 + max(rank for (rank, _, _), _ in sequence.kinds)
+    ends = [0.0]  # by position; position 0 stands for "no input"
     clock = [0.0] * ranks
     events: list[list[tuple[Action, float, float]]] = [[] for _ in range(ranks)]
-    for rank, kind, needed, way in row.turns:
-        begin = ended[needed] + delays[way]
+    for rank, kind, input_position, transfer in sequence.entries:
+        begin = ends[input_position] + delays[transfer]
         if clock[rank] > begin:
             begin = clock[rank]
         clock[rank] = end = begin + costs[kind]
-        ended.append(end)
+        ends.append(end)
         if keep:
-            events[rank].append((row.actions[len(ended) - 2], begin, end))
+            events[rank].append((sequence.actions[len(ends) - 2], begin, end))
     busy = [0.0] * ranks
-    for ((rank, _, _), count), cost in zip(row.kinds, costs, strict=True):
+    for ((rank, _, _), count), cost in zip(sequence.kinds, costs, strict=True):
         busy[rank] += count * cost
-    return Played(
+    return SimulatedStep(
         seconds=max(clock),
         busy=tuple(busy),
-        events=tuple(tuple(each) for each in events),
+        events=tuple(tuple(rank_events) for rank_events in events),
     )

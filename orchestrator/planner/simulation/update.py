@@ -18,7 +18,7 @@ from orchestrator.planner.simulation.operators import OPERATIONS, Program
 
 HOST_MEMORY = 5e10
 """Bandwidth of a host's memory in bytes/s: a cautious guess."""
-FEW_TRAINED = 0.5
+ADAPTER_SHARE = 0.5
 """A model of which a smaller share is trained is taken for one with adapters or frozen embeddings."""
 ITERATIONS = 5
 """Newton-Schulz iterations in one Muon step."""
@@ -27,10 +27,10 @@ ITERATIONS = 5
 def kept_numbers(optimizer: str, shape: ModelShape) -> float:
     """Return the mean optimizer state in fp32 numbers per trained parameter; a user's optimizer counts as AdamW."""
     kind = kind_of(optimizer)
-    kept = sum(_numbers(slot) for slot in kind.slots)
+    numbers = sum(_numbers(slot) for slot in kind.slots)
     if kind.needs_every_rank:
-        kept += _rest(kind, shape) * (len(ADAMW.slots) - kept)
-    return kept
+        numbers += _adamw_share(kind, shape) * (len(ADAMW.slots) - numbers)
+    return numbers
 
 
 def _numbers(slot: Slot) -> float:
@@ -49,17 +49,17 @@ def update_seconds(
     orthogonalisation with its communication.
     """
     kind = kind_of(program.optimizer)
-    passed = kind.bytes_per_parameter
+    bytes_per_parameter = kind.bytes_per_parameter
     if kind.needs_every_rank:
-        passed += _rest(kind, shape) * (ADAMW.bytes_per_parameter - passed)
-    seconds = parameters * passed / (machine.memory_bandwidth * machine.optimizer_share)
+        bytes_per_parameter += _adamw_share(kind, shape) * (ADAMW.bytes_per_parameter - bytes_per_parameter)
+    seconds = parameters * bytes_per_parameter / (machine.memory_bandwidth * machine.optimizer_share)
     if not kind.matrices_only:
         return seconds
     degrees = (layout.pp, layout.tp, layout.ep, layout.replicas, layout.zero)
-    return seconds + shape.trained_share * _orthogonal(shape, machine, program, degrees)
+    return seconds + shape.trained_share * _orthogonal_seconds(shape, machine, program, degrees)
 
 
-def host_seconds(layout: Layout, parameters: float, parts: int, machine: Machine) -> float:
+def host_seconds(layout: Layout, parameters: float, micro_batches: int, machine: Machine) -> float:
     """Return the seconds that offload adds to a step (Ren et al., 2021).
 
     seconds = (2 + loads) x s / host link + 7 s / host memory, with s = 4 bytes x parameters. Gradients go to the host
@@ -69,22 +69,22 @@ def host_seconds(layout: Layout, parameters: float, parts: int, machine: Machine
     Args:
         layout: says what is offloaded.
         parameters: parameters that this rank keeps.
-        parts: micro-batches of the step.
+        micro_batches: micro-batches of the step.
         machine: gives the bandwidth between device and host.
     """
     if layout.offload == "none":
         return 0.0
     # fp32 in both directions: weights, gradients and moments are all in fp32 on the host.
-    part = 4.0 * parameters
-    loads = 2 * parts if layout.offload == "parameters" else 0
-    return (2 + loads) * part / machine.host_bandwidth + 7 * part / HOST_MEMORY
+    state_bytes = 4.0 * parameters
+    loads = 2 * micro_batches if layout.offload == "parameters" else 0
+    return (2 + loads) * state_bytes / machine.host_bandwidth + 7 * state_bytes / HOST_MEMORY
 
 
-def _rest(kind: OptimizerKind, shape: ModelShape) -> float:
+def _adamw_share(kind: OptimizerKind, shape: ModelShape) -> float:
     """Return the share of the trained parameters that AdamW updates beside such an optimizer: the embeddings, and for
     Muon also the table of a head. Adapters train neither.
     """
-    if shape.trained_share < FEW_TRAINED:
+    if shape.trained_share < ADAPTER_SHARE:
         return 0.0
     if kind.in_8_bits and shape.embedded is not None:
         tables = shape.embedded
@@ -94,7 +94,7 @@ def _rest(kind: OptimizerKind, shape: ModelShape) -> float:
 
 
 @lru_cache(maxsize=4096)
-def _orthogonal(
+def _orthogonal_seconds(
     shape: ModelShape, machine: Machine, program: Program, degrees: tuple[int, int, int, int, int]
 ) -> float:
     """Return the seconds in which the replicas orthogonalise the matrices of a pipeline rank's layers.
@@ -110,18 +110,20 @@ def _orthogonal(
         smaller, larger = sorted((rows, columns))
         # Rows, columns and inner size of the three products.
         products = ((smaller, smaller, larger), (smaller, smaller, smaller), (smaller, larger, smaller))
-        each = sum(machine.matrix(a, b, inner, program.width, stack * ITERATIONS) for a, b, inner in products)
-        each = machine.launched(each, OPERATIONS)
+        matrix_seconds = sum(
+            machine.matrix(a, b, inner, program.width, stack * ITERATIONS) for a, b, inner in products
+        )
+        matrix_seconds = machine.launched(matrix_seconds, OPERATIONS)
         number = count * shape.layers / pp  # of such matrices, or stacks, on a pipeline rank
         size = 4.0 * rows * columns * stack  # bytes in fp32
-        among = replicas // ep if stack > 1 else replicas
-        group = Group(among, tp * (ep if stack > 1 else 1), machine)
+        sharing_ranks = replicas // ep if stack > 1 else replicas
+        group = Group(sharing_ranks, tp * (ep if stack > 1 else 1), machine)
         # A round has one matrix for each replica; the last round may leave some idle.
-        rounds = math.ceil(number / among)
+        rounds = math.ceil(number / sharing_ranks)
         # With ZeRO the gradients are gathered first; the results are gathered in any case.
         sent = (2 if zero else 1) * number * group.gather(size) / (tp if tp > 1 else 1)
         sent += rounds * Group(tp, 1, machine).all_reduce(size)
-        total += rounds * each + sent
+        total += rounds * matrix_seconds + sent
     return total
 
 
@@ -143,4 +145,4 @@ def _matrices(shape: ModelShape, ep: int) -> list[tuple[float, float, float, flo
         # A rank orthogonalises only its own experts' matrices, as one batched product.
         matrices.append((columns, hidden, shape.experts / ep, halves * share))
         matrices.append((columns, hidden, 1.0, halves * share * shape.shared_experts))
-    return [each for each in matrices if each[3]]
+    return [entry for entry in matrices if entry[3]]

@@ -27,14 +27,17 @@ def answer(request: dict[str, Any]) -> dict[str, Any]:
     from orchestrator.config.spec import parse
     from orchestrator.parallel.layout import Layout
     from orchestrator.planner.device import Machine
-    from orchestrator.planner.trace.layout_memory import confirmed, traced_memory
+    from orchestrator.planner.trace.layout_memory import plan_with_traces, traced_memory
     from orchestrator.resolve.resolved_job import resolve
 
     spec = parse(parse_yaml(request["job"], "job.yaml"), "job.yaml")
     if "workers" in request:
-        confirmed_plan = confirmed(resolve(spec), request["workers"], Machine.from_json(request["machine"]))
+        confirmed_plan = plan_with_traces(
+            resolve(spec), request["workers"], Machine.from_json(request["machine"])
+        )
         verdicts = [
-            (layout.to_json(), dataclasses.asdict(each)) for layout, each in confirmed_plan.verdicts.items()
+            (layout.to_json(), dataclasses.asdict(verdict))
+            for layout, verdict in confirmed_plan.verdicts.items()
         ]
         return {"verdicts": verdicts}
     traced = traced_memory(resolve(spec), Layout.from_json(request["layout"]))

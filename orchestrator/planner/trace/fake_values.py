@@ -36,7 +36,7 @@ def scalar(tensor: Tensor) -> float | int | bool:
     return False if tensor.dtype is torch.bool else 0
 
 
-def stand_in(predicted: float) -> Callable[[Any, Sequence[Any], dict[str, Any]], Any]:
+def replacement_results(predicted: float) -> Callable[[Any, Sequence[Any], dict[str, Any]], Any]:
     """Return a function that computes operators which torch cannot run on tensors without values.
 
     The function takes an operator and its arguments. It returns the result, or None if torch can run the operator.
@@ -49,12 +49,14 @@ def stand_in(predicted: float) -> Callable[[Any, Sequence[Any], dict[str, Any]],
         if func is torch.ops.aten._local_scalar_dense.default:
             return scalar(args[0])
         if func is torch.ops.aten.index.Tensor:
-            chosen = [
-                _chosen(i, predicted) if i is not None and i.dtype is torch.bool else i for i in args[1]
+            indices = [
+                _selected_indices(i, predicted) if i is not None and i.dtype is torch.bool else i
+                for i in args[1]
             ]
-            if any(a is not b for a, b in zip(chosen, args[1], strict=True)):
+            if any(a is not b for a, b in zip(indices, args[1], strict=True)):
                 return func(
-                    args[0], [i for each in chosen for i in (each if isinstance(each, tuple) else [each])]
+                    args[0],
+                    [i for index in indices for i in (index if isinstance(index, tuple) else [index])],
                 )
         if func is torch.ops.aten._grouped_mm.default:
             return _grouped(args[0], args[1], kwargs.get("offs", args[2] if len(args) > 2 else None))
@@ -63,7 +65,7 @@ def stand_in(predicted: float) -> Callable[[Any, Sequence[Any], dict[str, Any]],
     return result
 
 
-def _chosen(mask: Tensor, share: float) -> tuple[Tensor, ...]:
+def _selected_indices(mask: Tensor, share: float) -> tuple[Tensor, ...]:
     """Return index tensors that select `share` of the mask's elements, one for each of its dimensions."""
     count = round(share * mask.numel())
     return tuple(torch.empty(count, dtype=torch.int64, device=mask.device) for _ in range(mask.dim()))
@@ -77,14 +79,14 @@ def _grouped(rows: Tensor, weight: Tensor, ends: Tensor | None) -> Tensor:
     return rows.new_empty(rows.shape[0], weight.shape[-1])
 
 
-def evenly(count: int, parts: int) -> list[int]:
+def divide_evenly(count: int, parts: int) -> list[int]:
     """Divide `count` into `parts` that differ by at most one; the larger ones come first."""
-    each, left = divmod(count, parts)
-    return [each + (number < left) for number in range(parts)]
+    share, remainder = divmod(count, parts)
+    return [share + (number < remainder) for number in range(parts)]
 
 
 @contextlib.contextmanager
-def values_assumed(note: Callable[[str], None], on_cpu: bool) -> Iterator[None]:
+def assumed_values(note: Callable[[str], None], on_cpu: bool) -> Iterator[None]:
     """Within the context, code that reads values or asks about the device gets an assumed answer.
 
     Args:
@@ -94,7 +96,7 @@ def values_assumed(note: Callable[[str], None], on_cpu: bool) -> Iterator[None]:
 
     def balanced(counts: Tensor, rows: Tensor) -> list[int]:
         note(BALANCED)
-        return evenly(len(rows), counts.shape[0])
+        return divide_evenly(len(rows), counts.shape[0])
 
     def exchanged(sent: Tensor, received: Tensor, rows: Tensor) -> tuple[list[int], list[int]]:
         return balanced(sent, rows), balanced(received, rows)
@@ -104,16 +106,16 @@ def values_assumed(note: Callable[[str], None], on_cpu: bool) -> Iterator[None]:
 
     make_mesh = fsdp._device_mesh
 
-    def real_mesh(*given: Any) -> Any:
+    def real_mesh(*args: Any) -> Any:
         with unset_fake_temporarily():  # a mesh reads the numbers of its ranks from a tensor
-            return make_mesh(*given)
+            return make_mesh(*args)
 
-    def agreed(self: Any, stages: Any, *_: Any) -> None:
+    def static_shapes(self: Any, stages: Any, *_: Any) -> None:
         for stage in stages:
             stage._inference_mode = InferenceMode.STATIC  # our stages receive their shapes in advance
 
     with (
-        replaced(_PipelineSchedule, "_warmup_p2p", agreed),
+        replaced(_PipelineSchedule, "_warmup_p2p", static_shapes),
         replaced(expert, "rows_by_rank", exchanged),
         replaced(moe, "rows_by_expert", balanced),
         contextlib.nullcontext() if on_cpu else replaced(moe, "compiles_by_size", lambda rows: False),

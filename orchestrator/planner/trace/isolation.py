@@ -36,7 +36,7 @@ class TooLong(Exception):
 
 
 @contextlib.contextmanager
-def within(deadline: float) -> Iterator[None]:
+def cpu_time_limit(deadline: float) -> Iterator[None]:
     """Within the context, raise TooLong when a module starts after `deadline` of CPU time.
 
     Operators must not raise it: torch calls some of them where it cannot handle an exception.

@@ -12,25 +12,25 @@ from dataclasses import dataclass
 
 from orchestrator.config.errors import InputError
 from orchestrator.parallel.layout import Layout
-from orchestrator.planner.step_trace import CATEGORIES, Crest, Memory, Place, StepTrace
+from orchestrator.planner.step_trace import CATEGORIES, Memory, OperatorPeak, Pass, StepTrace
 from orchestrator.resolve.resolved_job import ResolvedJob
 from workloads.errors import WorkloadError
 from workloads.model.config import TransformerConfig
 
-FEW, MORE = 4, 2
+MIN_LAYERS, ADDED_LAYERS = 4, 2
 """Layers of a stage in the first trace, and additional layers in the second: FSDP2 holds up to three at a time."""
 
 
 @dataclass(frozen=True)
-class Depths:
-    """Two shallower models; the whole model is the first plus `times` the difference of the two."""
+class ShallowModels:
+    """Two shallower models; the whole model is the first plus `factor` times the difference of the two."""
 
-    few: TransformerConfig
-    more: TransformerConfig
-    times: float
+    shallow: TransformerConfig
+    deeper: TransformerConfig
+    factor: float
 
 
-def depths_of(job: ResolvedJob, layout: Layout) -> Depths | None:
+def shallow_models(job: ResolvedJob, layout: Layout) -> ShallowModels | None:
     """Return the shallower models of a job, from which its memory is extrapolated.
 
     None if the model is not deep enough, or if its layers differ.
@@ -41,19 +41,19 @@ def depths_of(job: ResolvedJob, layout: Layout) -> Depths | None:
     stacks = (config.layers, config.decoder_layers) if config.decoder_layers else (config.layers,)
     if len(stacks) > 1 and layout.pp > 1:
         return None
-    thin = min(stacks if layout.pp == 1 else filter(None, _by_stage(config.layers, layout)))
+    fewest_layers = min(stacks if layout.pp == 1 else filter(None, _by_stage(config.layers, layout)))
     unit, first = (config.moe.every, config.moe.first) if config.moe else (1, 0)
     # all layers after the recomputed ones are equal
-    few = max(FEW + layout.recompute_layers, first + 1)
-    removed = (thin - few) // unit * unit
-    step = -(-MORE // unit) * unit
+    kept_layers = max(MIN_LAYERS + layout.recompute_layers, first + 1)
+    removed = (fewest_layers - kept_layers) // unit * unit
+    step = -(-ADDED_LAYERS // unit) * unit
     if removed <= 2 * step:
         return None
     try:
         shallow, deeper = (_without(config, layout, count) for count in (removed, removed - step))
     except (WorkloadError, InputError):
         return None
-    return Depths(shallow, deeper, removed / step) if shallow and deeper else None
+    return ShallowModels(shallow, deeper, removed / step) if shallow and deeper else None
 
 
 def _by_stage(layers: int, layout: Layout) -> tuple[int, ...]:
@@ -68,53 +68,64 @@ def _without(config: TransformerConfig, layout: Layout, count: int) -> Transform
     if layout.pp == 1:
         decoder = config.decoder_layers - count if config.decoder_layers else 0
         return dataclasses.replace(config, layers=config.layers - count, decoder_layers=decoder)
-    fewer = [max(layers - count, 0) for layers in _by_stage(config.layers, layout)]
-    is_cut_alike = _by_stage(sum(fewer), layout) == tuple(fewer)
-    return dataclasses.replace(config, layers=sum(fewer)) if is_cut_alike else None
+    layers_by_stage = [max(layers - count, 0) for layers in _by_stage(config.layers, layout)]
+    is_cut_alike = _by_stage(sum(layers_by_stage), layout) == tuple(layers_by_stage)
+    return dataclasses.replace(config, layers=sum(layers_by_stage)) if is_cut_alike else None
 
 
-def deepened(few: StepTrace, more: StepTrace, times: float) -> StepTrace:
-    """Return the trace of the whole model: memory extrapolated linearly from `few` to `more`, events of `more`.
+def extrapolated_depth(shallow: StepTrace, deeper: StepTrace, factor: float) -> StepTrace:
+    """Return the trace of the whole model: memory extrapolated linearly from `shallow` to `deeper`, events of `deeper`.
 
-    `times` is how many times the difference of the two is added to `few`.
+    `factor` is how many times the difference of the two is added to `shallow`.
     """
 
-    candidates, others_of = [], _passes(more)
-    for place, crests in _passes(few).items():
-        others, half = others_of.get(place, []), (len(crests) + 1) // 2
+    candidates, deeper_passes = [], _passes(deeper)
+    for pass_, peaks in _passes(shallow).items():
+        deeper_peaks, half = deeper_passes.get(pass_, []), (len(peaks) + 1) // 2
         # A pass peaks near its beginning or its end. Each half is extrapolated from its own peak, because growth per
         # layer may differ between them.
-        if len(others) >= half:
-            for one, other in ((crests[:half], others[:half]), (crests[-half:], others[-half:])):
-                parts = zip(CATEGORIES, _highest(one), _highest(other), strict=True)
-                candidates.append((place, {category: _on(a, b, times) for category, a, b in parts}))
-    (phase, stage, micro_batch), at_peak = max(candidates, key=lambda each: sum(each[1].values()))
-    steady = _each(few.memory.steady, more.memory.steady, times)
+        if len(deeper_peaks) >= half:
+            for shallow_half, deeper_half in (
+                (peaks[:half], deeper_peaks[:half]),
+                (peaks[-half:], deeper_peaks[-half:]),
+            ):
+                parts = zip(CATEGORIES, _highest(shallow_half), _highest(deeper_half), strict=True)
+                candidates.append(
+                    (pass_, {category: _extrapolated(a, b, factor) for category, a, b in parts})
+                )
+    (phase, stage, micro_batch), at_peak = max(candidates, key=lambda candidate: sum(candidate[1].values()))
+    steady = _all_extrapolated(shallow.memory.steady, deeper.memory.steady, factor)
     memory = Memory(
         sum(at_peak.values()), at_peak, steady=steady, phase=phase, stage=stage, micro_batch=micro_batch
     )
-    return dataclasses.replace(more, memory=memory, crests=(), saved=_on(few.saved, more.saved, times))
+    return dataclasses.replace(
+        deeper, memory=memory, operator_peaks=(), saved=_extrapolated(shallow.saved, deeper.saved, factor)
+    )
 
 
-def further(trace: StepTrace, few: StepTrace, more: StepTrace, times: float) -> StepTrace:
+def with_micro_batches(
+    trace: StepTrace, fewer: StepTrace, more_batches: StepTrace, factor: float
+) -> StepTrace:
     """Return `trace`, that of a full pipeline, extended by more micro-batches.
 
-    Their number is `times` the difference of `few` and `more`. What each additional micro-batch holds does not depend
-    on the model's depth, so shallow traces measure it.
+    Their number is `factor` times the difference of `fewer` and `more_batches`. What each additional micro-batch holds
+    does not depend on the model's depth, so shallow traces measure it.
     """
-    at_peak = _grown(trace.memory.at_peak, few.memory.at_peak, more.memory.at_peak, times)
-    place, a, b = (each.memory.micro_batch for each in (trace, few, more))
+    at_peak = _all_grown(trace.memory.at_peak, fewer.memory.at_peak, more_batches.memory.at_peak, factor)
+    last, a, b = (measured.memory.micro_batch for measured in (trace, fewer, more_batches))
     memory = dataclasses.replace(
         trace.memory,
-        micro_batch=None if place is None or a is None or b is None else place + _on(0, b - a, times),
+        micro_batch=None
+        if last is None or a is None or b is None
+        else last + _extrapolated(0, b - a, factor),
         peak=sum(at_peak.values()),
         at_peak=at_peak,
-        steady=_grown(trace.memory.steady, few.memory.steady, more.memory.steady, times),
+        steady=_all_grown(trace.memory.steady, fewer.memory.steady, more_batches.memory.steady, factor),
     )
-    return dataclasses.replace(trace, memory=memory, crests=())
+    return dataclasses.replace(trace, memory=memory, operator_peaks=())
 
 
-def with_batches(trace: StepTrace, count: int) -> StepTrace:
+def with_held_batches(trace: StepTrace, count: int) -> StepTrace:
     """Return the trace with additional micro-batches that the rank holds between forward and backward pass."""
     memory, size = trace.memory, count * trace.batch_bytes
     at_peak, steady = dict(memory.at_peak), dict(memory.steady)
@@ -125,27 +136,30 @@ def with_batches(trace: StepTrace, count: int) -> StepTrace:
     )
 
 
-def _grown(
-    found: Mapping[str, int], a: Mapping[str, int], b: Mapping[str, int], times: float
+def _all_grown(
+    bytes_by_category: Mapping[str, int], a: Mapping[str, int], b: Mapping[str, int], factor: float
 ) -> dict[str, int]:
-    return {category: found[category] + _on(0, b[category] - a[category], times) for category in CATEGORIES}
+    return {
+        category: bytes_by_category[category] + _extrapolated(0, b[category] - a[category], factor)
+        for category in CATEGORIES
+    }
 
 
-def _on(a: float, b: float, times: float) -> int:
-    """Return the value at `times` along the line through `a` (at 0) and `b` (at 1)."""
-    return round(a + times * (b - a))
+def _extrapolated(a: float, b: float, factor: float) -> int:
+    """Return the value at `factor` along the line through `a` (at 0) and `b` (at 1)."""
+    return round(a + factor * (b - a))
 
 
-def _each(a: Mapping[str, int], b: Mapping[str, int], times: float) -> dict[str, int]:
-    return {category: _on(a[category], b[category], times) for category in CATEGORIES}
+def _all_extrapolated(a: Mapping[str, int], b: Mapping[str, int], factor: float) -> dict[str, int]:
+    return {category: _extrapolated(a[category], b[category], factor) for category in CATEGORIES}
 
 
-def _passes(trace: StepTrace) -> dict[Place, list[Crest]]:
-    result: dict[Place, list[Crest]] = {}
-    for crest in trace.crests:
-        result.setdefault(crest[0], []).append(crest)
+def _passes(trace: StepTrace) -> dict[Pass, list[OperatorPeak]]:
+    result: dict[Pass, list[OperatorPeak]] = {}
+    for peak in trace.operator_peaks:
+        result.setdefault(peak[0], []).append(peak)
     return result
 
 
-def _highest(crests: list[Crest]) -> tuple[int, ...]:
-    return max(crests, key=lambda crest: crest[1])[2]
+def _highest(peaks: list[OperatorPeak]) -> tuple[int, ...]:
+    return max(peaks, key=lambda peak: peak[1])[2]

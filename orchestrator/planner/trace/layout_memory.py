@@ -16,21 +16,26 @@ from orchestrator.planner.choose_layout import Plan, Verdict
 from orchestrator.planner.demand import demand_of
 from orchestrator.planner.device import Machine
 from orchestrator.planner.memory import MEMORY_SHARE, fits, needed_bytes, offered, teacher_bytes
-from orchestrator.planner.planner import is_roomy, may_fit, planned
+from orchestrator.planner.planner import fits_with_margin, may_fit, planned
 from orchestrator.planner.simulation.step import saved_bytes
 from orchestrator.planner.step_trace import CATEGORIES, NotTraced, StepTrace
-from orchestrator.planner.trace.layer_extrapolation import deepened, depths_of, further, with_batches
+from orchestrator.planner.trace.layer_extrapolation import (
+    extrapolated_depth,
+    shallow_models,
+    with_held_batches,
+    with_micro_batches,
+)
 from orchestrator.resolve.resolved_job import ResolvedJob
 from orchestrator.resolve.training_inputs import load_workload, vocabulary_before_data
 
 if TYPE_CHECKING:
     from workloads.workload import Workload
 
-ENDS = 2
+END_RANKS = 2
 """Ranks at the ends of a pipeline, which are traced first."""
-SECONDS = 40.0
+TRACE_SECONDS = 40.0
 """CPU seconds for the traces of a layout, and of the layouts tried in its place."""
-LAST = 20.0
+LAST_TRACE_SECONDS = 20.0
 """Additional CPU seconds for the layout that needs least memory, if no other is known to fit."""
 
 
@@ -56,31 +61,31 @@ class TracedMemory:
     @property
     def largest(self) -> StepTrace | None:
         """The rank with the highest peak; None unless all were traced."""
-        return None if self.reasons else max(self.traces, key=lambda each: each.memory.peak)
+        return None if self.reasons else max(self.traces, key=lambda trace: trace.memory.peak)
 
-    def by_stage(self, formula: Sequence[float], of: Callable[[StepTrace], float]) -> list[int]:
-        """Return `of` (trace) for each index of the pipeline axis.
+    def by_stage(self, formula: Sequence[float], bytes_of: Callable[[StepTrace], float]) -> list[int]:
+        """Return `bytes_of` (trace) for each index of the pipeline axis.
 
         Between two traced ranks, the `formula` is corrected by its error at these two, interpolated linearly.
         """
-        known = {self.layout.coordinate(each.rank)["pp"]: of(each) for each in self.traces}
-        places, needs = sorted(known), []
+        by_index = {self.layout.coordinate(trace.rank)["pp"]: bytes_of(trace) for trace in self.traces}
+        indices, result = sorted(by_index), []
         for index, predicted in enumerate(formula):
-            low = max(place for place in places if place <= index)
-            high = min(place for place in places if place >= index)
+            low = max(traced for traced in indices if traced <= index)
+            high = min(traced for traced in indices if traced >= index)
             share = (index - low) / (high - low) if high > low else 0.0
-            off = (1.0 - share) * (known[low] - formula[low]) + share * (known[high] - formula[high])
-            needs.append(round(predicted + off))
-        return needs
+            error = (1.0 - share) * (by_index[low] - formula[low]) + share * (by_index[high] - formula[high])
+            result.append(round(predicted + error))
+        return result
 
-    def by_rank(self, formula: Sequence[float], of: Callable[[StepTrace], float]) -> list[int]:
+    def by_rank(self, formula: Sequence[float], bytes_of: Callable[[StepTrace], float]) -> list[int]:
         """Return the values for every rank; the ranks of a pipeline stage have equal ones."""
-        each = self.layout.world // self.layout.pp
-        return [value for value in self.by_stage(formula, of) for _ in range(each)]
+        ranks_per_stage = self.layout.world // self.layout.pp
+        return [value for value in self.by_stage(formula, bytes_of) for _ in range(ranks_per_stage)]
 
     def peaks(self, formula: Sequence[float]) -> Sequence[float]:
         """Return the peak bytes of tensors at each index of the pipeline axis; the `formula` unless all were traced."""
-        return formula if self.reasons else self.by_stage(formula, lambda each: each.memory.peak)
+        return formula if self.reasons else self.by_stage(formula, lambda trace: trace.memory.peak)
 
     def plan_json(self, plan: Plan, on_cpu: bool) -> dict[str, Any]:
         """Return the plan's JSON with the traced memory in place of the formula's, and with the formula's error."""
@@ -104,18 +109,21 @@ class TracedMemory:
         """
         largest, memory = self.largest, self.to_json()
         if largest is None:
-            most = self.needed(formula, on_cpu)
-            return {
-                "memory_bytes": round(most),
-                "fits": fits(most, machine, on_cpu),
-            } if self.traces else {}, memory
+            if not self.traces:
+                return {}, memory
+            largest_needed = self.needed(formula, on_cpu)
+            predicted: dict[str, Any] = {
+                "memory_bytes": round(largest_needed),
+                "fits": fits(largest_needed, machine, on_cpu),
+            }
+            return predicted, memory
         needed = self.by_rank(
-            by_stage, lambda each: needed_bytes(self.layout, each.memory.peak, each.saved, on_cpu)
+            by_stage, lambda trace: needed_bytes(self.layout, trace.memory.peak, trace.saved, on_cpu)
         )
         predicted = {
             "memory_bytes": max(needed),
             "fits": fits(max(needed), machine, on_cpu),
-            "peak_bytes_by_rank": self.by_rank(by_stage, lambda each: each.memory.peak),
+            "peak_bytes_by_rank": self.by_rank(by_stage, lambda trace: trace.memory.peak),
             "memory_bytes_by_rank": needed,
         }
         error = formula / largest.memory.peak - 1.0
@@ -130,7 +138,7 @@ class TracedMemory:
 
         If some ranks were not traced, it is the maximum over the traced ranks and the `formula`.
         """
-        result = [(float(each.memory.peak), float(each.saved)) for each in self.traces]
+        result = [(float(trace.memory.peak), float(trace.saved)) for trace in self.traces]
         result += [(formula, self.saved)] if self.reasons or not result else []
         return max(needed_bytes(self.layout, tensors, saved, on_cpu) for tensors, saved in result)
 
@@ -139,14 +147,14 @@ class TracedMemory:
         return {
             "source": "formula" if self.reasons else "trace",
             "categories": list(CATEGORIES),
-            "ranks": [each.memory_json() | {"saved": each.saved} for each in self.traces],
+            "ranks": [trace.memory_json() | {"saved": trace.saved} for trace in self.traces],
             "not_traced": self.reasons,
             "seconds": round(self.seconds, 2),
         }
 
 
 @dataclass(frozen=True)
-class _Asked:
+class _TraceRequest:
     """What is to be traced; two with the same `key` and layout have the same answer."""
 
     key: tuple[str, ...]
@@ -155,59 +163,69 @@ class _Asked:
     seconds: float = dataclasses.field(compare=False)
 
 
-class _NotRemembered(Exception):
-    """Carries a result that another trace might improve, past the cache of `_remembered`."""
+class _NotCached(Exception):
+    """Carries a result that another trace might improve, past the cache of `_cached`."""
 
-    def __init__(self, found: TracedMemory) -> None:
+    def __init__(self, memory: TracedMemory) -> None:
         super().__init__()
-        self.found = found
+        self.memory = memory
 
 
-def traced_memory(job: ResolvedJob, layout: Layout, seconds: float = SECONDS) -> TracedMemory:
+def traced_memory(job: ResolvedJob, layout: Layout, seconds: float = TRACE_SECONDS) -> TracedMemory:
     """Trace one rank of each pipeline stage that may need most, within `seconds` of CPU time.
 
     A deep model, and a pipeline with many micro-batches, are extrapolated from two smaller traces. Never fails: a rank
-    that cannot be traced has the reason instead. This process remembers traces, so jobs of the same shape are traced
-    once: those that differ in their name, seed, number of steps or machine.
+    that cannot be traced has the reason instead. Traces are cached in this process. Jobs that differ only in name,
+    seed, number of steps or machine share them.
+
+    Args:
+        job: the job.
+        layout: the layout to trace.
+        seconds: limit on the CPU time of all ranks together.
     """
     if job.model.as_transformer is None or job.spec.own_code:
-        return _traced(
-            _Asked((), job, layout, seconds)
-        )  # files and the user's code may have changed meanwhile
-    began = time.process_time()
+        # Files and the user's code may have changed since an earlier trace.
+        return _trace(_TraceRequest((), job, layout, seconds))
+    start = time.process_time()
     engine = dataclasses.replace(job.spec.engine, seed=0)
     train = engine.train if engine.train.thaw else engine.train.model_copy(update={"steps": 1})
-    parts = (dataclasses.replace(engine, train=train), job.spec.workload, job.spec.data, job.model, job.shape)
+    identity = (
+        dataclasses.replace(engine, train=train),
+        job.spec.workload,
+        job.spec.data,
+        job.model,
+        job.shape,
+    )
     try:
-        found = _remembered(_Asked(tuple(map(repr, parts)), job, layout, seconds))
-    except _NotRemembered as result:
-        return result.found
-    return dataclasses.replace(found, seconds=time.process_time() - began)
+        memory = _cached(_TraceRequest(tuple(map(repr, identity)), job, layout, seconds))
+    except _NotCached as result:
+        return result.memory
+    return dataclasses.replace(memory, seconds=time.process_time() - start)
 
 
 @lru_cache(maxsize=256)
-def _remembered(asked: _Asked) -> TracedMemory:
-    found = _traced(asked)
-    if found.reasons or len(found.ranks) < len(ranks_of(asked.layout)):
-        raise _NotRemembered(found)
+def _cached(request: _TraceRequest) -> TracedMemory:
+    memory = _trace(request)
+    if memory.reasons or len(memory.ranks) < len(ranks_of(request.layout)):
+        raise _NotCached(memory)
     # only what is read of a trace: events and crests of many layouts would fill the memory
     ranks = tuple(
-        dataclasses.replace(each, events=(), crests=()) if isinstance(each, StepTrace) else each
-        for each in found.ranks
+        dataclasses.replace(trace, events=(), operator_peaks=()) if isinstance(trace, StepTrace) else trace
+        for trace in memory.ranks
     )
-    return dataclasses.replace(found, ranks=ranks)
+    return dataclasses.replace(memory, ranks=ranks)
 
 
-def _traced(asked: _Asked) -> TracedMemory:
+def _trace(request: _TraceRequest) -> TracedMemory:
     # imports the whole engine, which most jobs do not need
     from orchestrator.planner.trace.step import traces
 
-    job, layout, seconds = asked.job, asked.layout, asked.seconds
-    began = time.process_time()
+    job, layout, seconds = request.job, request.layout, request.seconds
+    start = time.process_time()
     ranks = ranks_of(layout)
-    depths = depths_of(job, layout)
+    shallow = shallow_models(job, layout)
     saved = saved_bytes(job.shape, layout, str(job.spec.train.optimizer.name))
-    models = [depths.few, depths.more] if depths else [job.model]
+    models = [shallow.shallow, shallow.deeper] if shallow else [job.model]
     try:
         vocabulary = vocabulary_before_data(job)
         workloads = [
@@ -229,37 +247,48 @@ def _traced(asked: _Asked) -> TracedMemory:
     on_cpu = not job.spec.resources.per_worker.gpu
 
     def traced(workload: Workload, rank: int, counts: Sequence[int]) -> list[StepTrace] | NotTraced:
-        left = max(seconds - (time.process_time() - began), 0.0)
+        seconds_left = max(seconds - (time.process_time() - start), 0.0)
         return traces(
             job.spec.engine,
             workload,
             layout=layout,
             rank=rank,
             counts=counts,
-            seconds=left,
+            seconds=seconds_left,
             data=job.spec.data,
             draws=job.spec.workload.draws,
         )
 
-    def whole(rank: int) -> StepTrace | NotTraced:
+    def trace_rank(rank: int) -> StepTrace | NotTraced:
         counts = micro_batches_of(layout, accumulation, layout.coordinate(rank)["pp"], on_cpu)
-        few = traced(workloads[0], rank, counts)
-        if isinstance(few, NotTraced) or depths is None:
-            return few if isinstance(few, NotTraced) else with_all(few, few[0], counts, accumulation)
-        more = traced(workloads[1], rank, counts[:1])
-        if isinstance(more, NotTraced):
-            return more
-        return with_all(few, deepened(few[0], more[0], depths.times), counts, accumulation)
+        shallow_traces = traced(workloads[0], rank, counts)
+        if isinstance(shallow_traces, NotTraced) or shallow is None:
+            return (
+                shallow_traces
+                if isinstance(shallow_traces, NotTraced)
+                else with_all_micro_batches(shallow_traces, shallow_traces[0], counts, accumulation)
+            )
+        deeper_traces = traced(workloads[1], rank, counts[:1])
+        if isinstance(deeper_traces, NotTraced):
+            return deeper_traces
+        return with_all_micro_batches(
+            shallow_traces,
+            extrapolated_depth(shallow_traces[0], deeper_traces[0], shallow.factor),
+            counts,
+            accumulation,
+        )
 
-    every: list[StepTrace | NotTraced] = []
+    results: list[StepTrace | NotTraced] = []
     for rank in ranks:
-        spent = time.process_time() - began
-        if len(every) >= ENDS and spent + spent / len(every) > seconds:
+        spent = time.process_time() - start
+        if len(results) >= END_RANKS and spent + spent / len(results) > seconds:
             break  # ranks between the ends are interpolated
-        every.append(whole(rank))
-    taught = round(teacher_bytes(job.spec.train.dtype, job.shape, layout, accumulation))
-    every = [each if isinstance(each, NotTraced) else with_teacher(each, taught) for each in every]
-    return TracedMemory(layout, tuple(every), time.process_time() - began, saved)
+        results.append(trace_rank(rank))
+    teacher_size = round(teacher_bytes(job.spec.train.dtype, job.shape, layout, accumulation))
+    results = [
+        result if isinstance(result, NotTraced) else with_teacher(result, teacher_size) for result in results
+    ]
+    return TracedMemory(layout, tuple(results), time.process_time() - start, saved)
 
 
 def with_teacher(trace: StepTrace, count: int) -> StepTrace:
@@ -267,23 +296,26 @@ def with_teacher(trace: StepTrace, count: int) -> StepTrace:
     if not count:
         return trace
     memory = trace.memory
-    at_peak, steady = ({**of, "weights": of["weights"] + count} for of in (memory.at_peak, memory.steady))
+    at_peak, steady = (
+        {**by_category, "weights": by_category["weights"] + count}
+        for by_category in (memory.at_peak, memory.steady)
+    )
     memory = dataclasses.replace(memory, peak=memory.peak + count, at_peak=at_peak, steady=steady)
     return dataclasses.replace(trace, memory=memory)
 
 
-def with_all(
-    traces: Sequence[StepTrace], deep: StepTrace, counts: Sequence[int], accumulation: int
+def with_all_micro_batches(
+    traces: Sequence[StepTrace], first: StepTrace, counts: Sequence[int], accumulation: int
 ) -> StepTrace:
-    """Return the trace `deep`, of the first of the `counts`, extended to all micro-batches of a step."""
-    left = accumulation - counts[0]
+    """Return the trace `first`, of the first of the `counts`, extended to all micro-batches of a step."""
+    missing = accumulation - counts[0]
     if len(counts) == 1:
-        return with_batches(deep, left)
-    return further(deep, traces[0], traces[1], left / (counts[1] - counts[0]))
+        return with_held_batches(first, missing)
+    return with_micro_batches(first, traces[0], traces[1], missing / (counts[1] - counts[0]))
 
 
 @dataclass(frozen=True)
-class Confirmed:
+class ConfirmedPlan:
     """A plan whose layout fits by its trace too, if it was traced.
 
     Attributes:
@@ -296,7 +328,7 @@ class Confirmed:
     verdicts: Mapping[Layout, Verdict] = dataclasses.field(default_factory=dict)
 
 
-def confirmed(
+def plan_with_traces(
     job: ResolvedJob,
     workers: int,
     machine: Machine,
@@ -304,10 +336,10 @@ def confirmed(
     always: bool = False,
     trace: bool = True,
     by_formula: Plan | None = None,
-) -> Confirmed:
+) -> ConfirmedPlan:
     """Plan a job as `planned` does, and confirm by traces that its layout fits.
 
-    If a layout does not fit by its trace, the next best one is tried, within SECONDS of CPU time. If none fits,
+    If a layout does not fit by its trace, the next best one is tried, within TRACE_SECONDS of CPU time. If none fits,
     the layout that needs least is chosen if its trace fits; otherwise the first one stays.
 
     Args:
@@ -322,31 +354,33 @@ def confirmed(
         InputError: as `planned`.
     """
     spec = job.spec
-    began = time.process_time()
+    start = time.process_time()
     verdicts = dict[Layout, Verdict]()
     on_cpu = not spec.resources.per_worker.gpu
-    first = by_formula or planned(demand_of(spec), job.shape, workers, machine, must_fit=False)
+    by_formula_plan = by_formula or planned(demand_of(spec), job.shape, workers, machine, must_fit=False)
     must_fit = must_fit and spec.resources.must_fit
     if not trace:
-        if must_fit and not first.fits and not may_fit(first):
-            first = planned(
+        if must_fit and not by_formula_plan.fits and not may_fit(by_formula_plan):
+            by_formula_plan = planned(
                 demand_of(spec), job.shape, workers, machine
             )  # raises the error that says why none fits
-        layout = first.chosen.layout
+        layout = by_formula_plan.chosen.layout
         saved = saved_bytes(job.shape, layout, str(spec.train.optimizer.name))
-        return Confirmed(first, TracedMemory(layout, (NotTraced(0, "no trace was asked for"),), 0.0, saved))
-    if must_fit and not first.fits:
+        return ConfirmedPlan(
+            by_formula_plan, TracedMemory(layout, (NotTraced(0, "no trace was asked for"),), 0.0, saved)
+        )
+    if must_fit and not by_formula_plan.fits:
         smallest = _smallest_plan(job, workers, machine, verdicts)
-        return smallest or Confirmed(
+        return smallest or ConfirmedPlan(
             planned(demand_of(spec), job.shape, workers, machine), None
         )  # raises the error that says why none fits
-    if not always and is_roomy(spec.resources, first):
-        return Confirmed(first, None)
-    result = first
-    traced = first_traced = traced_memory(job, first.chosen.layout)
+    if not always and fits_with_margin(spec.resources, by_formula_plan):
+        return ConfirmedPlan(by_formula_plan, None)
+    result = by_formula_plan
+    traced = first_traced = traced_memory(job, by_formula_plan.chosen.layout)
     while not traced.fits(result, on_cpu) or (verdicts and traced.reasons):
         verdicts[result.chosen.layout] = _too_large(result, traced, on_cpu)
-        left = SECONDS - (time.process_time() - began)
+        seconds_left = TRACE_SECONDS - (time.process_time() - start)
         try:
             result = planned(
                 demand_of(spec),
@@ -358,38 +392,43 @@ def confirmed(
             )
         except InputError:
             break
-        if left <= 0.0 or not result.fits:
+        if seconds_left <= 0.0 or not result.fits:
             break
-        traced = traced_memory(job, result.chosen.layout, left)
+        traced = traced_memory(job, result.chosen.layout, seconds_left)
     else:
-        return Confirmed(result, traced, verdicts)
+        return ConfirmedPlan(result, traced, verdicts)
     if smallest := _smallest_plan(job, workers, machine, verdicts):
         return smallest
-    others = [(each, why.reason) for each, why in verdicts.items() if each != first.chosen.layout]
-    return Confirmed(dataclasses.replace(first, rejected=(*first.rejected, *others)), first_traced)
+    rejected_by_traces = [
+        (rejected, verdict.reason)
+        for rejected, verdict in verdicts.items()
+        if rejected != by_formula_plan.chosen.layout
+    ]
+    return ConfirmedPlan(
+        dataclasses.replace(by_formula_plan, rejected=(*by_formula_plan.rejected, *rejected_by_traces)),
+        first_traced,
+    )
 
 
 def _smallest_plan(
     job: ResolvedJob, workers: int, machine: Machine, verdicts: Mapping[Layout, Verdict]
-) -> Confirmed | None:
+) -> ConfirmedPlan | None:
     """Return the plan with the layout that needs least memory by the formula, if its trace fits."""
     spec, on_cpu = job.spec, not job.spec.resources.per_worker.gpu
-    without_room = dataclasses.replace(machine, memory=1.0)
+    no_memory = dataclasses.replace(machine, memory=1.0)
     try:
-        smallest = planned(
-            demand_of(spec), job.shape, workers, without_room, must_fit=False, verdicts=verdicts
-        )
+        smallest = planned(demand_of(spec), job.shape, workers, no_memory, must_fit=False, verdicts=verdicts)
     except InputError:
         return None
     layout, formula = smallest.chosen.layout, smallest.chosen.memory
     if not may_fit(dataclasses.replace(smallest, machine=machine)):
         return None
-    traced = traced_memory(job, layout, LAST)
+    traced = traced_memory(job, layout, LAST_TRACE_SECONDS)
     if traced.largest is None or not fits(traced.needed(formula, on_cpu), machine, on_cpu):
         return None
-    known = {**verdicts, layout: Verdict("", traced.largest.memory.peak / formula)}
-    chosen_plan = planned(demand_of(spec), job.shape, workers, machine, verdicts=known)
-    return Confirmed(chosen_plan, traced, known) if chosen_plan.chosen.layout == layout else None
+    with_smallest = {**verdicts, layout: Verdict("", traced.largest.memory.peak / formula)}
+    chosen_plan = planned(demand_of(spec), job.shape, workers, machine, verdicts=with_smallest)
+    return ConfirmedPlan(chosen_plan, traced, with_smallest) if chosen_plan.chosen.layout == layout else None
 
 
 def _too_large(plan: Plan, traced: TracedMemory, on_cpu: bool) -> Verdict:
@@ -409,12 +448,12 @@ def _too_large(plan: Plan, traced: TracedMemory, on_cpu: bool) -> Verdict:
 def check_fits(job: ResolvedJob, machine: Machine) -> None:
     """Raise InputError if the layout that would be chosen needs more memory than the machine offers.
 
-    It is traced only if the formula does not settle it, see `is_roomy`.
+    It is traced only if the formula does not settle it, see `fits_with_margin`.
     """
     spec = job.spec
     if not spec.resources.must_fit:
         return
-    confirmed_plan = confirmed(job, spec.resources.workers.max, machine, must_fit=False)
+    confirmed_plan = plan_with_traces(job, spec.resources.workers.max, machine, must_fit=False)
     if confirmed_plan.traced is None:
         return
     on_cpu, layout = not spec.resources.per_worker.gpu, confirmed_plan.plan.chosen.layout
@@ -431,8 +470,8 @@ def ranks_of(layout: Layout) -> list[int]:
 
     Every other index is between two of these.
     """
-    places = dict.fromkeys([0, layout.pp - 1, min(1, layout.pp - 1), layout.pp // 2])
-    return [layout.rank(pp=place) for place in places]
+    indices = dict.fromkeys([0, layout.pp - 1, min(1, layout.pp - 1), layout.pp // 2])
+    return [layout.rank(pp=index) for index in indices]
 
 
 def micro_batches_of(layout: Layout, accumulation: int, index: int, on_cpu: bool) -> tuple[int, ...]:
@@ -450,7 +489,7 @@ def micro_batches_of(layout: Layout, accumulation: int, index: int, on_cpu: bool
         filled = 2
     elif layout.schedule == "1f1b":
         filled = max(2 * (layout.pp - index), layout.pp)
-    further = filled + (layout.pp if in_rounds else 1)
-    if accumulation <= further:
+    extended = filled + (layout.pp if in_rounds else 1)
+    if accumulation <= extended:
         return (accumulation,)
-    return (filled, further) if on_cpu or layout.schedule == "gpipe" else (filled,)
+    return (filled, extended) if on_cpu or layout.schedule == "gpipe" else (filled,)

@@ -42,20 +42,20 @@ class Messages:
 
     Attributes:
         mesh: the groups of the traced engine; None before it is built.
-        made: number of messages so far.
+        count: number of messages so far.
     """
 
     def __init__(self, on_cpu: bool) -> None:
         """`on_cpu`: whether gloo runs the collectives; it knows that a message arrived only after a wait."""
         self.mesh: Mesh | None = None
-        self.made = 0
+        self.count = 0
         self._on_cpu = on_cpu
         # Tensors of each message of the current call that returns work; None outside of such calls.
         self._sent: list[list[Tensor]] | None = None
         # Axis and number of ranks by the name of a group.
         self._sizes: dict[str, tuple[Axis, int]] = {}
 
-    def of(
+    def record(
         self, func: Any, args: Sequence[Any], phase: Phase, stage: int | None, micro_batch: int | None
     ) -> Collective | None:
         """Return the message of an operator of c10d; None for a barrier."""
@@ -72,7 +72,7 @@ class Messages:
         peer = None
         if KINDS[name] in ("send", "receive"):
             peer = next(a for a in args if isinstance(a, int) and not isinstance(a, bool))
-        self.made += 1
+        self.count += 1
         if self._sent is not None:
             self._sent.append(tensors)
         return Collective(
@@ -81,7 +81,7 @@ class Messages:
             size=ranks,
             axis=axis,
             asynchronous=bool(args[position]) if position < len(args) else True,
-            number=self.made - 1,
+            number=self.count - 1,
             phase=phase,
             dtype=dtype_of(tensors),
             stage=stage,
@@ -89,12 +89,12 @@ class Messages:
             peer=peer,
         )
 
-    def copied(self, func: Any, given: Sequence[Tensor]) -> int:
+    def copied(self, func: Any, tensors: Sequence[Tensor]) -> int:
         """Return the bytes that the operator copies: gloo's reduce-scatter reduces a copy of the whole tensor."""
         name = func.overloadpacket.__name__
         if not self._on_cpu or KINDS.get(name) != "reduce_scatter":
             return 0
-        return max(bytes_of([tensor]) for tensor in given)
+        return max(bytes_of([tensor]) for tensor in tensors)
 
     def _axis(self, group: dist.ProcessGroup) -> tuple[Axis, int]:
         if group.group_name not in self._sizes:
@@ -113,7 +113,7 @@ class Messages:
 
         def wrapped(function: Callable[..., Any]) -> Callable[..., Any]:
             def call(*args: Any, **kwargs: Any) -> Any:
-                before = self.made
+                before = self.count
                 self._sent = []
                 result = function(*args, **kwargs)
                 sent = self._sent
@@ -123,7 +123,7 @@ class Messages:
                         recorded(work, before + number, sent[number : number + 1])
                         for number, work in enumerate(result)
                     ]
-                return None if result is None else recorded(result, self.made - 1, sent)
+                return None if result is None else recorded(result, self.count - 1, sent)
 
             return call
 
@@ -164,12 +164,12 @@ class _RecordedWork:
         self._has_arrived = has_arrived
         self._waited = False
 
-    def wait(self, *given: Any) -> Any:
+    def wait(self, *args: Any) -> Any:
         """Wait for the message."""
         if not self._waited:
             self._waited = True
             self._record(Wait(self._number, self._phase()))
-        return self._work.wait(*given)
+        return self._work.wait(*args)
 
     def is_completed(self) -> bool:
         """Return whether the message is known to have arrived."""

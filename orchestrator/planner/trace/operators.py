@@ -62,7 +62,7 @@ def tensors_in(value: Any) -> list[Tensor]:
     if isinstance(value, Tensor):
         return [value]
     if isinstance(value, list | tuple):
-        return [tensor for each in value for tensor in tensors_in(each)]
+        return [tensor for item in value for tensor in tensors_in(item)]
     return tensors_in(list(value.values())) if isinstance(value, dict) else []
 
 
@@ -78,13 +78,7 @@ def written_arguments(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) ->
         if argument.alias_info is None or not argument.alias_info.is_write:
             continue
         value = args[number] if number < len(args) else kwargs.get(argument.name)
-        result += (
-            [value]
-            if isinstance(value, Tensor)
-            else [v for v in value if isinstance(v, Tensor)]
-            if isinstance(value, list | tuple)
-            else []
-        )
+        result += tensors_in(value)
     return result
 
 

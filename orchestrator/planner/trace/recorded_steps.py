@@ -39,14 +39,14 @@ class RecordedSteps:
     def record(self, warm_up: int, counts: Sequence[int]) -> Iterator[None]:
         """Run a step of `warm_up` micro-batches, then record one for each of `counts`; yields after each of these."""
         recorder = self._recorder
-        follow(self._engine, recorder)
-        with pipeline_followed(recorder):
+        install_hooks(self._engine, recorder)
+        with follow_pipeline(recorder):
             self._step(warm_up)
             for count in counts:
                 self._fill(count)
                 begin_recording(self._engine, recorder)
                 recorder.events = []
-                self._messages.made = 0
+                self._messages.count = 0
                 with self._messages.record_waits(recorder.events.append, lambda: recorder.phase):
                     self._step(count)
                 yield
@@ -63,10 +63,10 @@ class RecordedSteps:
 def step(engine: TorchEngine, batches: Sequence[Batch], lr: float, recorder: Recorder) -> None:
     """Run one step of the engine."""
     recorder.is_update = False
-    recorder.place = (None, None)
+    recorder.current_pass = (None, None)
     recorder.micro_batch = -1
     for tensor in (t for batch in batches for t in batch.values()):
-        recorder.held.add(tensor, "other")
+        recorder.live.add(tensor, "other")
     engine.train_step(batches, lr)
     recorder.is_update = False
 
@@ -75,21 +75,21 @@ def begin_recording(engine: TorchEngine, recorder: Recorder) -> None:
     """Assign the memory that stays between steps to its categories, and start to look for the peak."""
     gc.collect()
     for category, tensors in engine.held().items():
-        recorder.held.move(tensors, category)
-    if recorder.updates_elsewhere:
-        recorder.held.leave_out(_on_host(engine))
+        recorder.live.move(tensors, category)
+    if recorder.updates_on_host:
+        recorder.live.exclude(_on_host(engine))
     recorder.begin()
-    recorder.steady = dict(recorder.held.now)
+    recorder.steady = dict(recorder.live.now)
 
 
 def _on_host(engine: TorchEngine) -> list[Tensor]:
     """Return the tensors that an engine with an offloaded optimizer keeps in host memory."""
-    copies = [each for shard in engine.trained.shards for each in (shard.parameter, shard.parameter.grad)]
-    slots = [each for state in engine.trained.optimizer.state.values() for each in state.values()]
-    return [each for each in (*copies, *slots) if isinstance(each, Tensor)]
+    copies = [tensor for shard in engine.trained.shards for tensor in (shard.parameter, shard.parameter.grad)]
+    slots = [tensor for state in engine.trained.optimizer.state.values() for tensor in state.values()]
+    return [tensor for tensor in (*copies, *slots) if isinstance(tensor, Tensor)]
 
 
-def follow(engine: TorchEngine, recorder: Recorder) -> None:
+def install_hooks(engine: TorchEngine, recorder: Recorder) -> None:
     """Keep the recorder informed of the running stage and micro-batch, and of the start of the update."""
     for number, stage in zip(engine.stage_numbers, engine.parallel.stages, strict=True):
         stage.register_forward_pre_hook(_Entered(recorder, number))
@@ -98,7 +98,7 @@ def follow(engine: TorchEngine, recorder: Recorder) -> None:
 
     def begin_update() -> None:
         recorder.is_update = True
-        recorder.place = (None, None)
+        recorder.current_pass = (None, None)
         sum_tied()
 
     # The sum of tied gradients is the engine's first call after the backward passes.
@@ -115,18 +115,18 @@ class _Entered:
     def __call__(self, module: nn.Module, args: Any) -> None:
         if self._recorder.in_pipeline is None:
             self._recorder.micro_batch += 1
-            self._recorder.place = (self._number, self._recorder.micro_batch)
+            self._recorder.current_pass = (self._number, self._recorder.micro_batch)
 
 
 @contextlib.contextmanager
-def pipeline_followed(recorder: Recorder) -> Iterator[None]:
+def follow_pipeline(recorder: Recorder) -> Iterator[None]:
     """Within the context, the recorder knows which stage of a pipeline runs which pass of which micro-batch."""
 
     def followed(name: str, is_backward: bool) -> Any:
         inner = getattr(_PipelineStageBase, name)
 
         def run(self: Any, chunk: int, *args: Any, **kwargs: Any) -> Any:
-            recorder.place = (self.stage_index, chunk)
+            recorder.current_pass = (self.stage_index, chunk)
             recorder.is_backward = is_backward
             recorder.in_pipeline = self.stage_index
             try:

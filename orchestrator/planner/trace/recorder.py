@@ -12,7 +12,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from orchestrator.planner.step_trace import CATEGORIES, Crest, Event, Operation, Phase
+from orchestrator.planner.step_trace import CATEGORIES, Event, Operation, OperatorPeak, Phase
 from orchestrator.planner.trace.messages import Messages
 from orchestrator.planner.trace.operators import (
     bytes_of,
@@ -26,7 +26,7 @@ from orchestrator.planner.trace.operators import (
 from orchestrator.planner.trace.replaced import replaced
 
 
-class HeldBytes:
+class LiveBytes:
     """Counts the bytes of live storages, from the operator that creates each to its end, by weak references.
 
     Several views of one storage count once. Workspace within a kernel, memory that an allocator rounds up or caches,
@@ -45,7 +45,7 @@ class HeldBytes:
         self.peak = 0
         self.at_peak = dict(self.now)
         # Reference, bytes and category of each storage.
-        self._known: dict[int, tuple[weakref.ref[torch.UntypedStorage], int, str]] = {}
+        self._storages: dict[int, tuple[weakref.ref[torch.UntypedStorage], int, str]] = {}
 
     def begin_peak(self) -> None:
         """Forget the peak so far."""
@@ -55,15 +55,15 @@ class HeldBytes:
     def add(self, tensor: Tensor, category: str) -> None:
         """Count the tensor's storage from now on, if it is not counted yet."""
         storage = tensor.untyped_storage()
-        if storage._cdata in self._known:
+        if storage._cdata in self._storages:
             return
         key = storage._cdata
-        self._known[key] = (weakref.ref(storage, lambda _: self._end(key)), 0, category)
+        self._storages[key] = (weakref.ref(storage, lambda _: self._forget(key)), 0, category)
         self._set(key, storage.nbytes(), category)
 
     def resized(self, storage: torch.UntypedStorage, category: str) -> None:
         """Count a storage's new size. FSDP2 gathers parameters into a storage that it resizes, and frees them so."""
-        if storage._cdata in self._known:
+        if storage._cdata in self._storages:
             self._set(storage._cdata, storage.nbytes(), category)
 
     def move(self, tensors: Iterable[Tensor], category: str) -> None:
@@ -71,21 +71,21 @@ class HeldBytes:
         is_at_peak = self.total == self.peak
         for tensor in tensors:
             key = tensor.untyped_storage()._cdata
-            if key in self._known:
-                self._set(key, self._known[key][1], category)
+            if key in self._storages:
+                self._set(key, self._storages[key][1], category)
             else:
                 self.add(tensor, category)
         if is_at_peak:
             self.at_peak = dict(self.now)
 
-    def leave_out(self, tensors: Iterable[Tensor]) -> None:
+    def exclude(self, tensors: Iterable[Tensor]) -> None:
         """Stop to count these tensors: they are in other memory."""
         for tensor in tensors:
             self.add(tensor, "other")
             key = tensor.untyped_storage()._cdata
-            self._set(key, 0, self._known[key][2])
+            self._set(key, 0, self._storages[key][2])
 
-    def pass_by(self, size: int, category: str) -> None:
+    def count_temporary(self, size: int, category: str) -> None:
         """Count `size` bytes that an operator holds only while it runs."""
         if self.total + size > self.peak:
             self.peak, self.at_peak = self.total + size, dict(self.now)
@@ -93,23 +93,23 @@ class HeldBytes:
 
     def category(self, tensor: Tensor) -> str:
         """Return the tensor's category; empty if it is not counted."""
-        entry = self._known.get(tensor.untyped_storage()._cdata)
+        entry = self._storages.get(tensor.untyped_storage()._cdata)
         return entry[2] if entry else ""
 
     def _set(self, key: int, size: int, category: str) -> None:
-        reference, before, was = self._known[key]
-        self._known[key] = (reference, size, category)
-        self.now[was] -= before
+        reference, old_size, old_category = self._storages[key]
+        self._storages[key] = (reference, size, category)
+        self.now[old_category] -= old_size
         self.now[category] += size
-        self.total += size - before
-        self._look()
+        self.total += size - old_size
+        self._update_peak()
 
-    def _end(self, key: int) -> None:
-        _, size, category = self._known.pop(key)
+    def _forget(self, key: int) -> None:
+        _, size, category = self._storages.pop(key)
         self.now[category] -= size
         self.total -= size
 
-    def _look(self) -> None:
+    def _update_peak(self) -> None:
         if self.total > self.peak:
             self.peak = self.total
             self.at_peak = dict(self.now)
@@ -119,13 +119,13 @@ class Recorder(TorchDispatchMode):
     """Counts the memory of all tensors on a device while it is entered, and records events while `events` is a list.
 
     Attributes:
-        held: the bytes of live tensors.
+        live: the bytes of live tensors.
         events: operators, messages and waits in order; None while nothing is recorded.
-        place: (stage, micro-batch) that runs now; (None, None) outside of forward and backward passes.
+        current_pass: (stage, micro-batch) that runs now; (None, None) outside of forward and backward passes.
         is_update: whether the step is in its update, after all passes.
-        updates_elsewhere: whether tensors of the update are in host memory, which is not counted.
+        updates_on_host: whether tensors of the update are in host memory, which is not counted.
         is_backward: whether a pipeline's backward pass runs; parts of it are outside of autograd.
-        crests: peaks between two operators, each with its phase and place.
+        operator_peaks: peaks between two operators, each with its phase and place.
         steady: bytes by category between two steps.
         micro_batch: micro-batch that runs now, without a pipeline.
         in_pipeline: stage that runs now, within a pipeline.
@@ -147,13 +147,13 @@ class Recorder(TorchDispatchMode):
             run: runs the other operators.
         """
         super().__init__()
-        self.held = HeldBytes()
+        self.live = LiveBytes()
         self.events: list[Event] | None = None
-        self.place: tuple[int | None, int | None] = (None, None)
+        self.current_pass: tuple[int | None, int | None] = (None, None)
         self.is_update = False
         self.is_backward = False
-        self.updates_elsewhere = False
-        self.crests: list[Crest] = []
+        self.updates_on_host = False
+        self.operator_peaks: list[OperatorPeak] = []
         self.steady: dict[str, int] = {}
         self.micro_batch = -1
         self.in_pipeline: int | None = None
@@ -165,13 +165,13 @@ class Recorder(TorchDispatchMode):
     def __enter__(self) -> Recorder:
         """Begin to record. Resizes of storages are no operators, so they are recorded by replacing the method."""
         inner = torch.UntypedStorage.resize_
-        held = self.held
-        entered = self
+        live = self.live
+        recorder = self
 
         def resize(storage: torch.UntypedStorage, size: int) -> Any:
             result = inner(storage, size)
-            held.resized(storage, "communication")
-            entered.look()
+            live.resized(storage, "communication")
+            recorder.note_peak()
             return result
 
         self._resizes = replaced(torch.UntypedStorage, "resize_", resize)
@@ -185,13 +185,13 @@ class Recorder(TorchDispatchMode):
 
     def begin(self) -> None:
         """Look for the peak from here on."""
-        self.crests.clear()
-        self.held.begin_peak()
+        self.operator_peaks.clear()
+        self.live.begin_peak()
 
     @property
-    def peak(self) -> Crest:
+    def peak(self) -> OperatorPeak:
         """The largest crest since `begin`."""
-        return max(self.crests, key=lambda crest: crest[1])
+        return max(self.operator_peaks, key=lambda crest: crest[1])
 
     @property
     def phase(self) -> Phase:
@@ -217,42 +217,44 @@ class Recorder(TorchDispatchMode):
         namespace = func.namespace
         if namespace == "prim":
             return out
-        made = tensors_in(out)
-        given = tensors_in(args) + (tensors_in(kwargs) if kwargs else [])
-        self._count(made, given, namespace, func)
+        results = tensors_in(out)
+        arguments = tensors_in(args) + (tensors_in(kwargs) if kwargs else [])
+        self._count(results, arguments, namespace, func)
         if self.events is not None and namespace == "c10d" and self._messages is not None:
-            stage, micro = self.place
-            message = self._messages.of(func, args, self.phase, stage, micro)
+            stage, micro = self.current_pass
+            message = self._messages.record(func, args, self.phase, stage, micro)
             if message is not None:
                 self.events.append(message)
         elif self.events is not None and namespace != "c10d":
-            self._record(func, args, kwargs=kwargs, out=out, made=made, given=given)
+            self._record(func, args, kwargs=kwargs, out=out, results=results, arguments=arguments)
         return out
 
-    def _count(self, made: list[Tensor], given: list[Tensor], namespace: str, func: Any) -> None:
-        if self.is_update and self.updates_elsewhere and namespace != "c10d":
+    def _count(self, results: list[Tensor], arguments: list[Tensor], namespace: str, func: Any) -> None:
+        if self.is_update and self.updates_on_host and namespace != "c10d":
             return
         category = "optimizer" if self.is_update else "activations"
-        if self.place == (None, None) and not self.is_update and self.phase == "forward":
+        if self.current_pass == (None, None) and not self.is_update and self.phase == "forward":
             category = "other"
         if namespace == "fsdp":
             category = "communication"
-        for tensor in [*made, *given]:
+        for tensor in [*results, *arguments]:
             if _device_of(tensor) == self._device:
-                self.held.add(tensor, category)
+                self.live.add(tensor, category)
         if namespace == "c10d":
             name = func._schema.name
             if "recv" in name:
-                self.held.move([t for t in given if _device_of(t) == self._device], "communication")
+                self.live.move([t for t in arguments if _device_of(t) == self._device], "communication")
             if self._messages is not None:
-                self.held.pass_by(self._messages.copied(func, given), "communication")
-        self.look()
+                self.live.count_temporary(self._messages.copied(func, arguments), "communication")
+        self.note_peak()
 
-    def look(self) -> None:
+    def note_peak(self) -> None:
         """Note the peak since the last call."""
-        held = self.held
-        self.crests.append(((self.phase, *self.place), held.peak, tuple(held.at_peak.values())))
-        held.begin_peak()
+        live = self.live
+        self.operator_peaks.append(
+            ((self.phase, *self.current_pass), live.peak, tuple(live.at_peak.values()))
+        )
+        live.begin_peak()
 
     def _record(
         self,
@@ -260,25 +262,25 @@ class Recorder(TorchDispatchMode):
         args: Sequence[Any],
         kwargs: dict[str, Any],
         out: Any,
-        made: list[Tensor],
-        given: list[Tensor],
+        results: list[Tensor],
+        arguments: list[Tensor],
     ) -> None:
         if is_free(func):
             return
-        written = [*made, *written_arguments(func, args, kwargs)]
+        written = [*results, *written_arguments(func, args, kwargs)]
         name = func.overloadpacket.__name__
         phase = self.phase
-        stage, micro = self.place
+        stage, micro = self.current_pass
         assert self.events is not None
         self.events.append(
             Operation(
                 kind=kind_of(name, phase == "optimizer"),
                 name=f"{func.namespace}.{name}",
                 flops=flops_of(func, name, args, kwargs, out),
-                read=bytes_of(given),
+                read=bytes_of(arguments),
                 written=bytes_of(written),
-                shapes=tuple(tuple(t.shape) for t in given[:6]),
-                dtype=dtype_of(given or made),
+                shapes=tuple(tuple(t.shape) for t in arguments[:6]),
+                dtype=dtype_of(arguments or results),
                 phase=phase,
                 stage=stage,
                 micro_batch=micro,

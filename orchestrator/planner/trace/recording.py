@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from orchestrator.planner.trace.fake_values import stand_in
+from orchestrator.planner.trace.fake_values import replacement_results
 from orchestrator.planner.trace.messages import Messages
-from orchestrator.planner.trace.op_cache import Remembered
+from orchestrator.planner.trace.op_cache import CachedOperators
 from orchestrator.planner.trace.recorder import Recorder
 from orchestrator.planner.trace.sample_batch import predicted_share
 from workloads.workload import Batch
@@ -24,5 +24,5 @@ def recording(batch: Batch, on_cpu: bool) -> tuple[FakeTensorMode, Recorder, Mes
     """
     messages = Messages(on_cpu)
     fake = FakeTensorMode(allow_non_fake_inputs=True)
-    recorder = Recorder(CPU, stand_in(predicted_share(batch)), messages, Remembered(fake))
+    recorder = Recorder(CPU, replacement_results(predicted_share(batch)), messages, CachedOperators(fake))
     return fake, recorder, messages

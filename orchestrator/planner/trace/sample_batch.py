@@ -16,12 +16,12 @@ from workloads.objectives.rewarded import ADVANTAGE, COUNTED, DRAWN, WEIGHT
 from workloads.record_format import MARK, pack, to_bits
 from workloads.workload import IGNORED, Batch, Workload
 
-ENDLESS = 2**40
+CORPUS_SAMPLES = 2**40
 """Number of samples of the made-up corpus."""
 
 
 @dataclass(frozen=True)
-class MadeUp:
+class SyntheticCorpus:
     """A corpus whose samples all have the maximum length; see `workloads.workload.Text`."""
 
     workload: Workload
@@ -31,10 +31,10 @@ class MadeUp:
         """Return the raw tokens of a sample, or the words of its record."""
         vocabulary, objective = self.workload.vocabulary, self.workload.objective
         special, size = vocabulary.special, vocabulary.size
-        plain = np.array([i for i in range(min(size, 4096)) if i not in special] or [0])
+        ordinary = np.array([i for i in range(min(size, 4096)) if i not in special] or [0])
         if objective.name in COLUMNS:
-            return _record(objective.name, plain, sample, self.length, getattr(objective, "parts", 1))
-        text = np.asarray(plain[(np.arange(objective.window(self.length)) * 7 + sample) % len(plain)])
+            return _record(objective.name, ordinary, sample, self.length, getattr(objective, "parts", 1))
+        text = np.asarray(ordinary[(np.arange(objective.window(self.length)) * 7 + sample) % len(ordinary)])
         if (
             objective.windowing.unit == "documents"
         ):  # each has two texts: no loss comes from a document that is not a pair
@@ -42,7 +42,7 @@ class MadeUp:
         return text
 
     def __len__(self) -> int:
-        return ENDLESS
+        return CORPUS_SAMPLES
 
     def siblings(self, sample: int) -> range:
         """Return the samples of the same document: only this one."""
@@ -61,7 +61,7 @@ def sample_batch(data: DataSpec, seed: int, draws: bool, workload: Workload, row
     if data.samples is not None:
         first = first_samples(data.samples, seed, 1)
         return {name: value.expand(rows, *value.shape[1:]).clone() for name, value in first.items()}
-    text = MadeUp(workload, data.sequence_length)
+    text = SyntheticCorpus(workload, data.sequence_length)
     batch = workload.objective.collate(text, range(rows), 0)
     batch = {name: torch.as_tensor(value) for name, value in batch.items()}
     batch.pop(SEGMENTS, None)  # one document per row takes the most computation
@@ -69,7 +69,7 @@ def sample_batch(data: DataSpec, seed: int, draws: bool, workload: Workload, row
         batch["reference"] = torch.full((rows, 2), -20.0)
     if workload.objective.name in REWARDED:
         del batch["padding"]  # rows with answers have none
-        batch |= _answered(batch)
+        batch |= _answer_columns(batch)
     if draws:
         batch[KEYS] = row_keys(seed, 0, rows)
     if data.packing == "best_fit" and workload.config.moe:
@@ -77,7 +77,7 @@ def sample_batch(data: DataSpec, seed: int, draws: bool, workload: Workload, row
     return batch
 
 
-def _answered(batch: Batch) -> Batch:
+def _answer_columns(batch: Batch) -> Batch:
     """Return the entries of rows with answers that a batch of prompts lacks, see `workloads.objectives.rewarded`."""
     tokens = batch["tokens"]
     labels = tokens.roll(-1, 1)
@@ -92,8 +92,8 @@ def predicted_share(batch: Batch) -> float:
     return float((labels != IGNORED).float().mean()) if labels is not None and labels.numel() else 1.0
 
 
-def _record(objective: str, plain: np.ndarray, sample: int, length: int, parts: int) -> np.ndarray:
-    text = np.asarray(plain[(np.arange(length) + sample) % len(plain)])
+def _record(objective: str, ordinary: np.ndarray, sample: int, length: int, parts: int) -> np.ndarray:
+    text = np.asarray(ordinary[(np.arange(length) + sample) % len(ordinary)])
     match objective:
         case "sequence_classification" | "multi_label_classification":
             return pack([text, [], [0]])

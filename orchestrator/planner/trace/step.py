@@ -16,8 +16,8 @@ from orchestrator.parallel.device import COMPUTE, Device
 from orchestrator.parallel.layout import Layout
 from orchestrator.parallel.offload import Offload
 from orchestrator.planner.step_trace import CATEGORIES, Memory, NotTraced, StepTrace
-from orchestrator.planner.trace.fake_values import values_assumed
-from orchestrator.planner.trace.isolation import TooLong, fake_ranks, fixed_collections, within
+from orchestrator.planner.trace.fake_values import assumed_values
+from orchestrator.planner.trace.isolation import TooLong, cpu_time_limit, fake_ranks, fixed_collections
 from orchestrator.planner.trace.recorded_steps import RecordedSteps
 from orchestrator.planner.trace.recorder import Recorder
 from orchestrator.planner.trace.recording import CPU, recording
@@ -58,7 +58,7 @@ def traces(
         RuntimeError: if this process is in a process group.
     """
     if layout.engine != "torch":
-        return NotTraced(rank, "DeepSpeed's own memory cannot be followed")
+        return NotTraced(rank, "a trace cannot follow DeepSpeed's own memory")
     if config.train.compile:
         return NotTraced(rank, "compiled blocks are not traced: their kernels choose what they keep")
     try:
@@ -67,20 +67,20 @@ def traces(
         return NotTraced(rank, str(error))
     # Statistics by layer are read as numbers, which a trace has none of, and most steps collect none.
     config = dataclasses.replace(config, train=config.train.model_copy(update={"layer_statistics": None}))
-    assumed: list[str] = []
+    assumptions: list[str] = []
 
     def note(line: str) -> None:
-        if line not in assumed:
-            assumed.append(line)
+        if line not in assumptions:
+            assumptions.append(line)
 
     on_cpu = not config.gpus
     fake, recorder, messages = recording(batch, on_cpu)
     try:
         with (
             fake_ranks(rank, layout.world) as group,
-            values_assumed(note, on_cpu),
+            assumed_values(note, on_cpu),
             fixed_collections(),
-            within(time.process_time() + seconds),
+            cpu_time_limit(time.process_time() + seconds),
             warnings.catch_warnings(action="ignore"),  # they concern a run, not a plan
         ):
             with fake, recorder:
@@ -91,7 +91,7 @@ def traces(
                 if not on_cpu:
                     engine.passes.losses._tokens_at_once = HEAD_TOKENS["cuda"]
                 messages.mesh = engine.mesh
-                recorder.updates_elsewhere = not on_cpu and isinstance(engine.parallel.data, Offload)
+                recorder.updates_on_host = not on_cpu and isinstance(engine.parallel.data, Offload)
                 steps = RecordedSteps(engine, shapes, config.train.optimizer.lr, recorder, messages)
                 recorded = [
                     _step_trace(rank, layout, recorder)
@@ -100,11 +100,12 @@ def traces(
                 saved = room_for(engine.state())[0]
     except Exception as error:
         if isinstance(error, TooLong) or isinstance(error.__cause__ or error.__context__, TooLong):
-            return NotTraced(rank, "its step has more operators than can be followed in the time there is")
+            return NotTraced(rank, "the trace of its step exceeded the time limit")
         return NotTraced(rank, f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}")
     size = sum(tensor.nbytes for tensor in batch.values())
     return [
-        dataclasses.replace(each, assumed=tuple(assumed), saved=saved, batch_bytes=size) for each in recorded
+        dataclasses.replace(trace, assumptions=tuple(assumptions), saved=saved, batch_bytes=size)
+        for trace in recorded
     ]
 
 
@@ -126,5 +127,5 @@ def _step_trace(rank: int, layout: Layout, recorder: Recorder) -> StepTrace:
         layout.to_json(),
         tuple(recorder.events or ()),
         memory,
-        crests=tuple(recorder.crests),
+        operator_peaks=tuple(recorder.operator_peaks),
     )

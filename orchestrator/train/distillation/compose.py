@@ -69,7 +69,7 @@ def distilled_of(
         data_format=tokens.manifest.format,
         retry=retry,
     )
-    check_vocabularies(inputs.workload, teacher, model.place)
+    check_vocabularies(inputs.workload, teacher, model.location)
     student, teacher = compared(distill, inputs.workload, teacher)
     inputs = dataclasses.replace(inputs, workload=student)
     if distill.stored is None:

@@ -14,7 +14,7 @@ from orchestrator.data.config import DataSpec
 from orchestrator.train.config import TrainSpec
 from workloads.own.object_reference import is_object_reference
 
-NEEDS_OTHER = {
+NOT_DISTILLED = {
     "multi_label_classification": "its labels do not share one distribution",
     "sentence_embeddings": "it has no classes",
     "regression": "a number has no distribution over classes",
@@ -25,7 +25,7 @@ NEEDS_OTHER = {
     **dict.fromkeys(OF_ANSWERS, "its loss is about whole answers"),
 }
 """Objectives without distillation, each with the reason."""
-FIXED = ("causal_lm", "conversation", "seq2seq", "sequence_classification")
+STORABLE = ("causal_lm", "conversation", "seq2seq", "sequence_classification")
 """Objectives that predict the same tokens of a sample in every epoch, so that logits may be stored."""
 Weight = Annotated[float, Field(gt=0.0)]
 Pairs = Annotated[list[tuple[Count, Count]], Field(min_length=1)]
@@ -93,9 +93,9 @@ class RelationsSpec(StrictModel):
 
     @model_validator(mode="after")
     def each_is_named_once(self) -> RelationsSpec:
-        twice = [name for name in self.of if self.of.count(name) > 1]
-        if twice:
-            raise ValueError(f"of names {twice[0]} twice; leave one out")
+        repeated = [name for name in self.of if self.of.count(name) > 1]
+        if repeated:
+            raise ValueError(f"of names {repeated[0]} twice; leave one out")
         if self.heads and not {"queries", "keys", "values"} & set(self.of):
             raise ValueError(
                 "heads divides queries, keys and values, and of names none of them; leave it out"
@@ -134,16 +134,16 @@ class DistillSpec(StrictModel):
         if not (self.logits or self.looks_inside):
             raise ValueError("learns nothing from the teacher; give logits, hidden or relations")
         if self.stored and self.looks_inside:
-            what = "hidden" if self.hidden else "relations"
+            key = "hidden" if self.hidden else "relations"
             raise ValueError(
-                f"{what} needs the teacher in every step, but logits.source is stored; set it to online"
+                f"{key} needs the teacher in every step, but logits.source is stored; set it to online"
             )
         return self
 
     def problem(self, workload: WorkloadSpec, data: DataSpec, train: TrainSpec) -> str:
         """Return why a job cannot be distilled, by its keys alone; empty if nothing is wrong."""
         objective = workload.objective
-        if reason := NEEDS_OTHER.get(objective):
+        if reason := NOT_DISTILLED.get(objective):
             return f"distill has no loss for {objective}: {reason}; leave it out"
         if data.samples is not None or is_object_reference(workload.model) or is_object_reference(objective):
             return "distill compares models of this project or of transformers, but this one is your own; leave it out"
@@ -154,15 +154,15 @@ class DistillSpec(StrictModel):
     def _problem_of_stored(self, objective: str, data: DataSpec, train: TrainSpec) -> str:
         """Return why logits cannot be stored before training; empty if they can."""
         online = "set distill.logits.source to online"
-        if objective not in FIXED:
+        if objective not in STORABLE:
             return (
                 f"{objective} predicts other tokens in every epoch, so that logits cannot be stored; {online}"
             )
         if data.shuffle == "sections" or data.packing != "cut":
             key = "data.packing" if data.packing != "cut" else "data.shuffle"
-            return f"stored logits are of samples that are known before training, and {key} makes them later; {online}"
+            return f"logits are stored for samples that are known before training, but {key} makes them later; {online}"
         if train.sequence_warmup:
-            return f"train.sequence_warmup cuts samples, whose stored logits are of the whole; {online}"
+            return f"train.sequence_warmup cuts samples, but logits are stored for whole samples; {online}"
         return ""
 
 
@@ -184,13 +184,19 @@ def pairs_of(layers: Any, student: int, teacher: int) -> tuple[tuple[int, int], 
         return ((student, teacher),)
     if layers == "uniform":
         return tuple((i, -(-i * teacher // student)) for i in range(1, student + 1))
-    result: Sequence[tuple[int, int]] = tuple((int(one), int(other)) for one, other in layers)
-    for one, other in result:
-        if one > student or other > teacher:
-            whose, layer, count = ("student", one, student) if one > student else ("teacher", other, teacher)
-            raise ValueError(f"names layer {layer} of the {whose}, which has {count}")
-        if (one == 0) != (other == 0):
+    result: Sequence[tuple[int, int]] = tuple(
+        (int(student_layer), int(teacher_layer)) for student_layer, teacher_layer in layers
+    )
+    for student_layer, teacher_layer in result:
+        if student_layer > student or teacher_layer > teacher:
+            model_name, layer, count = (
+                ("student", student_layer, student)
+                if student_layer > student
+                else ("teacher", teacher_layer, teacher)
+            )
+            raise ValueError(f"names layer {layer} of the {model_name}, which has {count}")
+        if (student_layer == 0) != (teacher_layer == 0):
             raise ValueError(
-                f"compares layer {one} with layer {other}; the embeddings (0) have only each other"
+                f"compares layer {student_layer} with layer {teacher_layer}; the embeddings (0) have only each other"
             )
     return tuple(result)

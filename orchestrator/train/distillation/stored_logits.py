@@ -131,30 +131,34 @@ class StoredLogits:
         return dataclasses.replace(inputs, batches=batches.with_reader(batches.read.with_entries(entries)))
 
     def _finish(self) -> None:
-        about = {"teacher": self._base.uri, "step": self._base.step, "digest": self._base.digest}
-        mass = self._table.finish({**about, "temperature": self._logits.temperature})
-        print(f"teacher: {self._k} stored logits of a token hold {mass:.4f} of its probability", flush=True)
+        source = {"teacher": self._base.uri, "step": self._base.step, "digest": self._base.digest}
+        mass = self._table.finish({**source, "temperature": self._logits.temperature})
+        print(
+            f"teacher: the {self._k} stored logits of a token cover {mass:.4f} of its probability", flush=True
+        )
 
-    def _compute_pass(self, engine: Engine, part: range, mine: range, *, size: int, computed: _Part) -> None:
-        """Compute the micro-batches `mine` of a part, each of `size` samples.
+    def _compute_pass(
+        self, engine: Engine, part: range, micro_batches: range, *, size: int, computed: _Part
+    ) -> None:
+        """Compute `micro_batches` of a part, each of `size` samples.
 
         Rows beyond the part's last sample repeat it: other ranks need this rank's collectives.
         """
-        numbers = [range(each * size, (each + 1) * size) for each in mine]
+        numbers = [range(number * size, (number + 1) * size) for number in micro_batches]
         batches: list[Batch] = [
-            self._read.collate([part.start + min(n, len(part) - 1) for n in each], 0) for each in numbers
+            self._read.collate([part.start + min(n, len(part) - 1) for n in number], 0) for number in numbers
         ]
         logits = engine.teacher_logits(batches, self._k, self._logits.temperature)
-        for each, placed in zip(numbers, logits, strict=bool(logits)):
-            computed.put(each.start, placed)
+        for number, placed in zip(numbers, logits, strict=bool(logits)):
+            computed.put(number.start, placed)
 
     def _mass_of(self, part: range, records: TopRecords) -> tuple[float, int]:
         """Return the sum of the probabilities that are kept of a part's predicted tokens, and their number."""
         labels = self._read.collate(part, 0)[self._labels].numpy().reshape(len(part), -1)
         scaled = records.logits.astype(np.float64) / self._logits.temperature
-        kept = np.exp(scaled - records.log_sum[..., None]).sum(-1)
+        kept_mass = np.exp(scaled - records.log_sum[..., None]).sum(-1)
         is_predicted = labels != IGNORED
-        return float(kept[is_predicted].sum()), int(is_predicted.sum())
+        return float(kept_mass[is_predicted].sum()), int(is_predicted.sum())
 
 
 class _Part:
@@ -168,14 +172,14 @@ class _Part:
     def put(self, first: int, placed: PlacedTop) -> None:
         """Fill in a micro-batch that begins with sample `first`; rows beyond the last sample are left out."""
         count = max(min(len(self._tokens) - first, len(placed.top.tokens)), 0)
-        places = placed.places.cpu()
+        positions = placed.places.cpu()
         rows = slice(first, first + count)
-        for whole, part in ((self._tokens, placed.top.tokens), (self._logits, placed.top.logits)):
-            whole[rows, places] = part[:count].cpu()
-        self._log_sum[rows, places] = placed.top.log_sum[:count].cpu()
+        for stored_values, values in ((self._tokens, placed.top.tokens), (self._logits, placed.top.logits)):
+            stored_values[rows, positions] = values[:count].cpu()
+        self._log_sum[rows, positions] = placed.top.log_sum[:count].cpu()
 
     def over_ranks(self) -> TopRecords:
         """Return the values of all ranks."""
-        for each in (self._tokens, self._logits, self._log_sum):
-            dist.all_reduce(each)
+        for values in (self._tokens, self._logits, self._log_sum):
+            dist.all_reduce(values)
         return TopRecords(self._tokens.numpy(), self._logits.numpy(), self._log_sum.numpy())

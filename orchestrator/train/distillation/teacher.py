@@ -102,7 +102,7 @@ class Teacher:
         stages of a pipeline read all of them first.
         """
         if self._layout.pp == 1:
-            return _Taught(self, micro_batches)
+            return _TaughtBatches(self, micro_batches)
         return [
             {**batch, **outputs}
             for batch, outputs in zip(micro_batches, self.outputs(micro_batches), strict=True)
@@ -115,7 +115,7 @@ class Teacher:
         self._collector.begin()
         self._runner.evaluate(micro_batches)
         self._clock.switch(before)
-        return self._collector.taken or [{} for _ in micro_batches]
+        return self._collector.outputs or [{} for _ in micro_batches]
 
     def top(self, micro_batches: Sequence[Batch], k: int, temperature: float) -> list[PlacedTop]:
         """Return the teacher's `k` largest logits for micro-batches.
@@ -132,12 +132,12 @@ class Teacher:
             rows = logits.unsqueeze(1) if logits.dim() == 2 else logits
             top = top_over_ranks(rows.flatten(0, 1), k, temperature, shards, self._mesh.tp)
             length = rows.shape[1] * self._mesh.cp.size
-            places = positions_of(length, self._mesh.cp, rows.device) if self._mesh.cp.size > 1 else None
+            positions = positions_of(length, self._mesh.cp, rows.device) if self._mesh.cp.size > 1 else None
             shape = rows.shape[:2]
             result.append(
                 PlacedTop(
-                    Top(*(each.unflatten(0, shape) for each in top)),
-                    torch.arange(length, device=rows.device) if places is None else places,
+                    Top(*(values.unflatten(0, shape) for values in top)),
+                    torch.arange(length, device=rows.device) if positions is None else positions,
                 )
             )
         return result if self._mesh.tp.index == 0 else []
@@ -155,7 +155,7 @@ class Teacher:
         self._weights.close()
 
 
-class _Taught(Sequence[Batch]):
+class _TaughtBatches(Sequence[Batch]):
     """Micro-batches that get the teacher's outputs when they are read."""
 
     def __init__(self, teacher: Teacher, micro_batches: Sequence[Batch]) -> None:
@@ -180,11 +180,11 @@ class _OutputCollector:
         self._config = workload.config
         self._mesh = mesh
         self._device = device
-        self.taken: list[Batch] = []
+        self.outputs: list[Batch] = []
 
     def begin(self) -> None:
         """Forget what was taken."""
-        self.taken = []
+        self.outputs = []
 
     def prepare(self, batch: Batch) -> Batch:
         """Move a micro-batch to the device and cut it to this context-parallel rank's positions, as `StepLosses`."""
@@ -198,6 +198,6 @@ class _OutputCollector:
         """Keep an output; the result means nothing."""
         logits = output.logits if output.sentence is None else output.sentence
         outputs: Batch = {} if logits is None else {TEACHER_LOGITS: logits}
-        outputs |= {f"{TEACHER_SHOWN}_{n:03d}": each for n, each in enumerate(output.shown or ())}
-        self.taken.append(outputs)
+        outputs |= {f"{TEACHER_SHOWN}_{n:03d}": hidden for n, hidden in enumerate(output.shown or ())}
+        self.outputs.append(outputs)
         return torch.zeros(())

@@ -124,7 +124,7 @@ class DeepSpeedEngine:
 
     def compute_again(self, micro_batches: Sequence[Batch], exact: bool) -> NoReturn:
         """See `Engine.compute_again`. The engine's rules refuse it earlier."""
-        raise NotImplementedError("DeepSpeed sums gradients itself, unseen")
+        raise NotImplementedError("DeepSpeed does not expose how it sums gradients")
 
     def test_device(self, seed: int) -> NoReturn:
         """See `Engine.test_device`. Only a check needs it."""

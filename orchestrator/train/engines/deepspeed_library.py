@@ -69,8 +69,8 @@ def compile_once(operator: str, load: Callable[[], object]) -> None:
     from torch.utils.cpp_extension import _get_build_directory
 
     folder = Path(_get_build_directory(operator, verbose=False))
-    with open(folder / "in-use", "w") as held:
-        fcntl.flock(held, fcntl.LOCK_EX)
+    with open(folder / "in-use", "w") as lock_file:
+        fcntl.flock(lock_file, fcntl.LOCK_EX)
         # PyTorch's own lock is a file. It stays when its process is killed, and others would wait for it forever.
         (folder / "lock").unlink(missing_ok=True)
         if not (folder / f"{operator}.so").exists():
@@ -79,9 +79,9 @@ def compile_once(operator: str, load: Callable[[], object]) -> None:
             load()
         except Exception as error:
             lines = str(error).strip().splitlines() or [type(error).__name__]
-            why = next((line for line in lines if "error:" in line), lines[-1])
+            cause = next((line for line in lines if "error:" in line), lines[-1])
             raise InputError(
-                f"DeepSpeed's {operator} does not compile in {folder}: {why.strip()}",
+                f"DeepSpeed's {operator} does not compile in {folder}: {cause.strip()}",
                 where,
                 f"fix the compiler, {hint}",
             ) from error

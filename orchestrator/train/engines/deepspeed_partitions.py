@@ -74,9 +74,9 @@ class Partitions:
         self._zero = zero
         self._stage = stage
         self._workload = workload
-        named = {name: p for name, p in model.named_parameters() if p.requires_grad}
+        by_name = {name: p for name, p in model.named_parameters() if p.requires_grad}
         self.optimizer: torch.optim.Optimizer = zero.optimizer
-        self.fragments = list(_fully_sharded(zero, named) if stage == 3 else _flat(zero, named))
+        self.fragments = list(_fully_sharded(zero, by_name) if stage == 3 else _flat(zero, by_name))
         # all partitions, including those of padding only, because a step updates all of them
         self._all = zero.fp32_partitioned_groups_flat if stage == 3 else zero.single_partition_of_fp32_groups
         self._average = MovingAverage(ema, self._all)
@@ -162,14 +162,14 @@ class Partitions:
         for number in range(len(self._zero.fp16_groups)):
             self._zero._reassign_or_swap_out_partitioned_parameters(number)
         # Small parameters stay whole on every rank under ZeRO 3, so their gathered copies must be renewed too.
-        kept = self._zero.persistent_parameters
-        if kept:
-            kept[0].all_gather(kept)
+        persistent = self._zero.persistent_parameters
+        if persistent:
+            persistent[0].all_gather(persistent)
 
 
-def _flat(zero: Any, named: Mapping[str, nn.Parameter]) -> Iterator[Fragment]:
+def _flat(zero: Any, by_name: Mapping[str, nn.Parameter]) -> Iterator[Fragment]:
     """Yield fragments under ZeRO 1 and 2: the parameters of a group are concatenated, and each rank has one range."""
-    names = {id(parameter): name for name, parameter in named.items()}
+    names = {id(parameter): name for name, parameter in by_name.items()}
     for partition, group in zip(zero.single_partition_of_fp32_groups, zero.bit16_groups, strict=True):
         for parameter in group:
             # DeepSpeed's record of which range of its fp32 partition belongs to which range of a 16-bit parameter (lp:
@@ -177,20 +177,25 @@ def _flat(zero: Any, named: Mapping[str, nn.Parameter]) -> Iterator[Fragment]:
             mapping = parameter._hp_mapping
             if mapping is None:  # the whole parameter belongs to another rank
                 continue
-            ours, theirs = mapping.lp_fragment_address, mapping.hp_fragment_address
+            low_precision, high_precision = mapping.lp_fragment_address, mapping.hp_fragment_address
             name, shape = names[id(parameter)], tuple(parameter.shape)
             yield _fragment(
-                name, shape, begin=ours.start, size=ours.numel, partition=partition, start=theirs.start
+                name,
+                shape,
+                begin=low_precision.start,
+                size=low_precision.numel,
+                partition=partition,
+                start=high_precision.start,
             )
 
 
-def _fully_sharded(zero: Any, named: Mapping[str, Any]) -> Iterator[Fragment]:
+def _fully_sharded(zero: Any, by_name: Mapping[str, Any]) -> Iterator[Fragment]:
     """Yield fragments under ZeRO 3: each rank has a range of every parameter. The last ranks' ranges are shorter and
     padded.
     """
-    for name, parameter in named.items():
+    for name, parameter in by_name.items():
         group, start, range_size = zero.grad_position[zero.get_param_id(parameter)]
-        # All partitions of a parameter have `place` elements, so the last ones may reach beyond it.
+        # All partitions of a parameter have `range_size` elements, so the last ones may reach beyond it.
         begin = zero._get_param_partition_rank(parameter) * range_size
         shape = tuple(parameter.ds_shape)
         size = min(range_size, math.prod(shape) - begin)
@@ -230,7 +235,12 @@ def fill_fragments(workload: Workload, fragments: Iterable[Fragment], seed: int)
 def _fragment(
     name: str, shape: tuple[int, ...], begin: int, size: int, partition: Tensor, start: int
 ) -> Fragment:
-    whole = Cut(shape, (0,) * len(shape), shape)
+    full_cut = Cut(shape, (0,) * len(shape), shape)
     return Fragment(
-        name, shape, boxes=boxes_of(whole, begin, begin + size), partition=partition, start=start, size=size
+        name,
+        shape,
+        boxes=boxes_of(full_cut, begin, begin + size),
+        partition=partition,
+        start=start,
+        size=size,
     )

@@ -53,13 +53,13 @@ class StepCheck(Protocol):
     def gradients(self, record: Record) -> None:
         """Compare the messages of the forward and backward passes, before the update. Raises ComputedWrongly."""
 
-    def update(self, copies: Record, own: Record, others: Record) -> None:
+    def update(self, copies: Record, own_shards: Record, giver_shards: Record) -> None:
         """Compare updated weights and optimizer states. Raises ComputedWrongly.
 
         Args:
             copies: of the shards that `taker` holds too.
-            own: of this rank's other shards.
-            others: of those of `giver`, as this rank computes them.
+            own_shards: of this rank's other shards.
+            giver_shards: of those of `giver`, as this rank computes them.
         """
 
 

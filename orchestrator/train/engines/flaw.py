@@ -23,14 +23,14 @@ class Flaw:
         """
         self.kind = kind
         draw = torch.Generator().manual_seed(seed)
-        self._place = int(torch.randint(2**31, (1,), generator=draw))
+        self._draw = int(torch.randint(2**31, (1,), generator=draw))
         self._bit = bit if bit is not None else int(torch.randint(20, 27, (1,), generator=draw))
 
     def install(self, stages: Iterable[nn.Module]) -> None:
         """Make a linear layer wrong from now on, unless the flaw is in updates."""
-        layers = [each for stage in stages for each in stage.modules() if isinstance(each, nn.Linear)]
+        layers = [module for stage in stages for module in stage.modules() if isinstance(module, nn.Linear)]
         if self.kind != "update" and layers:
-            layers[self._place % len(layers)].register_forward_hook(self._after)
+            layers[self._draw % len(layers)].register_forward_hook(self._after)
 
     def _after(self, _: nn.Module, __: Any, output: Tensor) -> Tensor:
         if self.kind == "product":
@@ -44,7 +44,7 @@ class Flaw:
         """Return a copy of a result with one bit of one number flipped."""
         bent = result.detach().float().contiguous().clone()
         words = bent.view(-1).view(torch.int32)
-        number = self._place % len(words)
+        number = self._draw % len(words)
         words[number] ^= 1 << self._bit
         return bent.to(result.dtype)
 

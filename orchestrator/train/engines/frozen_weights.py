@@ -20,7 +20,7 @@ from orchestrator.train.engines.state import initialise
 from workloads.workload import Workload
 
 T = TypeVar("T")
-DRAWING = 8
+MAX_THREADS = 8
 """Most threads that draw initial values; each draws whole tensors."""
 
 
@@ -48,12 +48,14 @@ class FrozenWeights:
         self._fill_quantised(seed)
         frozen = self._parallel.frozen
         parameters = {name: p for stage in self._parallel.stages for name, p in stage.named_parameters()}
-        mine = [parameters[shard.name] for shard in frozen]
-        if self._shared or not (self._base and mine) or self._device.device.type != "cpu":
+        own_parameters = [parameters[shard.name] for shard in frozen]
+        if self._shared or not (self._base and own_parameters) or self._device.device.type != "cpu":
             if not self._shared:
                 fill(self._workload, frozen, seed)
             return
-        if any(isinstance(each, DTensor) for each in mine):  # ZeRO 3: every rank has a different part
+        if any(
+            isinstance(weight, DTensor) for weight in own_parameters
+        ):  # ZeRO 3: every rank has a different part
             fill(self._workload, frozen, seed)
             return
 
@@ -62,11 +64,11 @@ class FrozenWeights:
                 initialise(self._workload, shard.name, seed, shard.views(tensor))
 
         key = f"{self._base} {seed} {[(shard.name, shard.boxes) for shard in frozen]}"
-        self._shared = share(key, [each.shape for each in mine], fill_shared)
+        self._shared = share(key, [weight.shape for weight in own_parameters], fill_shared)
         if self._shared is None:
             fill(self._workload, frozen, seed)
             return
-        for shard, parameter, tensor in zip(frozen, mine, self._shared.tensors, strict=True):
+        for shard, parameter, tensor in zip(frozen, own_parameters, self._shared.tensors, strict=True):
             parameter.data = shard.parameter.data = tensor
 
     def close(self) -> None:
@@ -97,10 +99,10 @@ def fill(workload: Workload, shards: Iterable[ParameterShard], seed: int) -> Non
 
 def _for_each(do: Callable[[T], None], tensors: Iterable[T]) -> None:
     """Call `do` for every tensor, in several threads. The order is free: no tensor's values depend on another's."""
-    threads = min(torch.get_num_threads(), DRAWING)
+    threads = min(torch.get_num_threads(), MAX_THREADS)
     if threads == 1:
-        for each in tensors:
-            do(each)
+        for tensor in tensors:
+            do(tensor)
         return
     with ThreadPoolExecutor(threads) as pool:
         list(pool.map(do, tensors))

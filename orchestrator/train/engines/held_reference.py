@@ -27,7 +27,7 @@ class HeldReference:
             data: this rank's shards of the trained parameters.
             passes: compute log-probabilities under the model's weights.
         """
-        self._of_tokens = workload.objective.name in REWARDED
+        self._per_token = workload.objective.name in REWARDED
         self._data = data
         self._passes = passes
         self.tensors = [torch.empty_like(shard.parameter) for shard in data.shards] if is_held else []
@@ -35,8 +35,8 @@ class HeldReference:
     @torch.no_grad()
     def hold(self) -> None:
         """Copy the present weights."""
-        for held, shard in zip(self.tensors, self._data.shards, strict=False):
-            held.copy_(shard.parameter)
+        for copy, shard in zip(self.tensors, self._data.shards, strict=False):
+            copy.copy_(shard.parameter)
 
     @contextlib.contextmanager
     def in_place_of_weights(self) -> Iterator[None]:
@@ -50,25 +50,29 @@ class HeldReference:
         """Return the micro-batches with their answers' log-probabilities under the reference, if this rank holds it."""
         if not self.tensors or micro_batches[0].keys() & {REFERENCE, REFERENCE_TOKENS}:
             return micro_batches
-        if self._of_tokens:
+        if self._per_token:
             with self.in_place_of_weights():
                 values = self._passes.token_log_probabilities(micro_batches)
             return [
-                {**batch, REFERENCE_TOKENS: each} for batch, each in zip(micro_batches, values, strict=True)
+                {**batch, REFERENCE_TOKENS: log_probabilities}
+                for batch, log_probabilities in zip(micro_batches, values, strict=True)
             ]
         with self.in_place_of_weights():
             answers = self._passes.answer_log_probabilities(micro_batches, on_every_rank=True)
         # Only a pipeline's last stage computes and reads them. The other stages add zeros of the same shape, so that
         # the key is there and this pass does not run a second time for the same micro-batches.
         answers = answers or [torch.zeros(len(batch["tokens"]), 2) for batch in micro_batches]
-        return [{**batch, REFERENCE: each} for batch, each in zip(micro_batches, answers, strict=True)]
+        return [
+            {**batch, REFERENCE: log_probabilities}
+            for batch, log_probabilities in zip(micro_batches, answers, strict=True)
+        ]
 
     @torch.no_grad()
     def _swap(self) -> None:
         """Exchange the weights and the reference; a second call restores the same bits."""
-        for held, shard in zip(self.tensors, self._data.shards, strict=True):
-            now = shard.parameter.clone()
-            shard.parameter.copy_(held)
-            held.copy_(now)
+        for copy, shard in zip(self.tensors, self._data.shards, strict=True):
+            weight = shard.parameter.clone()
+            shard.parameter.copy_(copy)
+            copy.copy_(weight)
         # Ranks hold slices of the exchanged weights; the model computes with the gathered ones.
         self._data.publish()

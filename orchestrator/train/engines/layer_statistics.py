@@ -21,7 +21,7 @@ from workloads.workload import Workload
 
 LOWEST, HIGHEST = -40, 23
 """The exponents of two that have a bin of their own; smaller and larger magnitudes are in the first and the last."""
-AT_ONCE = 2**20
+MAX_AT_ONCE = 2**20
 """Elements that are counted at once, which takes some 30 bytes for each."""
 ZERO, NOT_FINITE = "zero", "not finite"
 Statistics = dict[str, dict[str, Any]]
@@ -64,9 +64,12 @@ class LayerStatistics:
         self._parameters = [name for name, _ in model.named_parameters() if name not in workload.frozen]
         layers = set(workload.blocks(model)) if spec.activations else set()
         self._layers = [name for name, module in model.named_modules() if module in layers]
-        known = set(self._layers)
+        layer_names = set(self._layers)
         self._blocks = [
-            (name, module) for stage in stages for name, module in stage.named_modules() if name in known
+            (name, module)
+            for stage in stages
+            for name, module in stage.named_modules()
+            if name in layer_names
         ]
 
     def begin(self, step: int) -> None:
@@ -96,20 +99,22 @@ class LayerStatistics:
             return {}
         number = {name: n for n, name in enumerate(self._parameters)}
         norms = torch.zeros(2, len(number), dtype=torch.float64, device=self._device)
-        kinds = {
+        tensors_by_kind = {
             "weight": [(s, s.parameter.detach()) for s in self._counted],
             "gradient": [(s, s.parameter.grad) for s in self._counted if s.parameter.grad is not None],
         }
-        for row, tensors in enumerate(kinds.values()):
+        for index, tensors in enumerate(tensors_by_kind.values()):
             if tensors:
-                places = torch.tensor([number[shard.name] for shard, _ in tensors], device=self._device)
+                parameter_indices = torch.tensor(
+                    [number[shard.name] for shard, _ in tensors], device=self._device
+                )
                 squares = torch.stack(torch._foreach_norm([tensor for _, tensor in tensors]))
                 # Several shards of a rank may belong to one parameter, hence a sum and no assignment.
-                norms[row].index_add_(0, places, squares.to(norms).square())
+                norms[index].index_add_(0, parameter_indices, squares.to(norms).square())
         sums = [norms.flatten(), *(self._activation_sums(name) for name in self._layers)]
-        together = torch.cat(sums)
-        dist.all_reduce(together)
-        values = together.tolist()
+        all_sums = torch.cat(sums)
+        dist.all_reduce(all_sums)
+        values = all_sums.tolist()
         weights, gradients = values[: len(number)], values[len(number) : 2 * len(number)]
         result: Statistics = {
             name: {"weight_norm": math.sqrt(weight), "gradient_norm": math.sqrt(gradient) * factor}
@@ -121,7 +126,7 @@ class LayerStatistics:
             # times, in both sums alike.
             result.setdefault(name, {})["activation_rms"] = math.sqrt(total / count) if count else 0.0
         if self._spec.histograms:
-            for kind, tensors in kinds.items():
+            for kind, tensors in tensors_by_kind.items():
                 scale = factor if kind == "gradient" else 1.0
                 for name, bins in self._histograms(number, tensors, scale).items():
                     result[name][f"{kind}_histogram"] = bins
@@ -152,7 +157,7 @@ class LayerStatistics:
                 return
             # In parts, so that no other copy of the whole result is made.
             square = torch.zeros((), dtype=torch.float64, device=result.device)
-            for part in result.detach().flatten().split(AT_ONCE):
+            for part in result.detach().flatten().split(MAX_AT_ONCE):
                 square += part.float().square().sum(dtype=torch.float64)
             sums.add_(torch.stack((square, torch.full_like(square, result.numel()))).to(sums.device))
 
@@ -163,18 +168,18 @@ class LayerStatistics:
     ) -> dict[str, dict[str, int]]:
         """Return for each parameter the number of elements by magnitude: floor(log2 |x|), zeros, and not finite."""
         bins = torch.zeros(len(number), HIGHEST - LOWEST + 3, dtype=torch.int64, device=self._device)
-        parts = ((shard, part) for shard, tensor in tensors for part in tensor.flatten().split(AT_ONCE))
+        parts = ((shard, part) for shard, tensor in tensors for part in tensor.flatten().split(MAX_AT_ONCE))
         for shard, part in parts:
             values = part * scale
             # x = mantissa 2^exponent with 0.5 <= |mantissa| < 1, hence the 1.
-            place = (torch.frexp(values).exponent.long() - 1).clamp(LOWEST, HIGHEST) - LOWEST
-            place = torch.where(values == 0, HIGHEST - LOWEST + 1, place)
-            place = torch.where(values.isfinite(), place, HIGHEST - LOWEST + 2)
-            bins[number[shard.name]] += torch.bincount(place, minlength=bins.shape[1])
+            bin_index = (torch.frexp(values).exponent.long() - 1).clamp(LOWEST, HIGHEST) - LOWEST
+            bin_index = torch.where(values == 0, HIGHEST - LOWEST + 1, bin_index)
+            bin_index = torch.where(values.isfinite(), bin_index, HIGHEST - LOWEST + 2)
+            bins[number[shard.name]] += torch.bincount(bin_index, minlength=bins.shape[1])
         dist.all_reduce(bins)
         names = [*map(str, range(LOWEST, HIGHEST + 1)), ZERO, NOT_FINITE]
         return {
-            name: {each: count for each, count in zip(names, counts, strict=True) if count}
+            name: {bin_name: count for bin_name, count in zip(names, counts, strict=True) if count}
             for name, counts in zip(number, bins.tolist(), strict=True)
         }
 

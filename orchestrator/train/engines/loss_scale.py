@@ -9,9 +9,9 @@ import torch
 from orchestrator.checkpoint.pieces import TensorPiece, full_piece
 from orchestrator.checkpoint.reader import Reader
 
-FIRST = 2.0**16
+INITIAL_SCALE = 2.0**16
 """Loss scale of the first step."""
-LEAST = 1.0
+MIN_SCALE = 1.0
 """Minimum loss scale; an overflow at this scale is an error."""
 GROW_AFTER = 2000
 """Steps without overflow after which the scale doubles."""
@@ -22,7 +22,7 @@ class LossScale:
 
     def __init__(self, enabled: bool) -> None:
         self.enabled = enabled
-        self.value = FIRST if enabled else 1.0
+        self.value = INITIAL_SCALE if enabled else 1.0
         self._good = 0
 
     def overflow(self) -> bool:
@@ -31,7 +31,7 @@ class LossScale:
         Returns:
             Whether the step may be skipped; False once the scale is at its minimum.
         """
-        if not self.enabled or self.value <= LEAST:
+        if not self.enabled or self.value <= MIN_SCALE:
             return False
         # Powers of two: scaling and unscaling change only the exponent, so gradients have the same bits at any scale
         # that neither over- nor underflows.

@@ -27,7 +27,7 @@ class MovingAverage:
         """
         self._decay = decay or 0.0
         self._weights = list(weights) if decay is not None else []
-        self._averages = [torch.zeros_like(each.detach()) for each in self._weights]
+        self._averages = [torch.zeros_like(weight.detach()) for weight in self._weights]
         self.of = dict(zip(self._weights, self._averages, strict=True))
         self._updates = 0
 

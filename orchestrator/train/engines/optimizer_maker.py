@@ -78,9 +78,9 @@ class OptimizerMaker:
 
 def matrices_of(workload: Workload, cuts: dict[str, Cut]) -> dict[str, Cut]:
     """Return the cuts of the matrices that Muon updates: trained matrices of layers, stacks of experts included."""
-    of_layers = frozenset(names_in_layers(workload)) - workload.frozen
+    layer_names = frozenset(names_in_layers(workload)) - workload.frozen
     return {
         name: cut
         for name, cut in cuts.items()
-        if name in of_layers and cut.matrix and (len(cut.shape) == 2 or cut.stack)
+        if name in layer_names and cut.matrix and (len(cut.shape) == 2 or cut.stack)
     }

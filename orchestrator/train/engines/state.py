@@ -47,8 +47,8 @@ def pieces(
                 yield TensorPiece(name, shard.cut.shape, box.start, view)
         state = optimizer.state.get(shard.parameter, {})
         for slot in slots(shard.name):
-            found = state.get(slot.name)  # no state exists before the first step
-            tensor = new_slot(slot, shard) if found is None else found
+            existing = state.get(slot.name)  # no state exists before the first step
+            tensor = new_slot(slot, shard) if existing is None else existing
             for box, view in saved_views(slot, shard, tensor):
                 yield TensorPiece(
                     committed_slot(shard.name, slot), stored_shape(slot, shard), box.start, view
@@ -60,9 +60,9 @@ def committed_shapes(workload: Workload, thawing: Collection[str] = ()) -> dict[
 
     Frozen parameters are not stored, nor are those that are `thawing`, which train from this commit on.
     """
-    lacking = {*workload.frozen, *thawing}
-    kept = {name: shape for name, shape in workload.shapes.items() if name not in lacking}
-    return {committed_name(name): tuple(shape) for name, shape in kept.items()}
+    left_out = {*workload.frozen, *thawing}
+    committed = {name: shape for name, shape in workload.shapes.items() if name not in left_out}
+    return {committed_name(name): tuple(shape) for name, shape in committed.items()}
 
 
 def committed_name(name: str) -> str:
@@ -81,10 +81,10 @@ def initialise(workload: Workload, name: str, seed: int, views: Iterable[tuple[B
     Of stored weights, only these parts are read; other weights are drawn in full.
     """
     stored = workload.stored(name, seed)
-    whole = workload.initial(name, seed) if stored is None else None
+    full = workload.initial(name, seed) if stored is None else None
     for box, view in views:
-        if whole is not None:
-            view.copy_(box.of(whole))
+        if full is not None:
+            view.copy_(box.of(full))
         elif stored is not None:
             _read_into(view, stored, box.slices())
 
@@ -99,11 +99,11 @@ def _read_into(view: Tensor, stored: StoredTensor, part: Part) -> None:
     step = max(1, READ_BYTES // (4 * max(1, view.numel() // len(view)))) if len(view) else 1
     if view.dim() == 2:  # whole tiles, so that none is drawn twice
         step = max(1, step // ROWS) * ROWS
-    at = rows.start
-    while at < rows.stop:
-        stop = min(at - at % step + step, rows.stop)
-        view[at - rows.start : stop - rows.start].copy_(stored[(slice(at, stop), *rest)])
-        at = stop
+    begin = rows.start
+    while begin < rows.stop:
+        stop = min(begin - begin % step + step, rows.stop)
+        view[begin - rows.start : stop - rows.start].copy_(stored[(slice(begin, stop), *rest)])
+        begin = stop
 
 
 def shards_to_save(shards: Iterable[ParameterShard]) -> list[ParameterShard]:
@@ -113,7 +113,7 @@ def shards_to_save(shards: Iterable[ParameterShard]) -> list[ParameterShard]:
     Greedy: the largest shard goes to the rank with the least to write. Every rank computes the same assignment.
     """
     load: dict[tuple[int, ...], list[int]] = {}
-    mine = []
+    saved = []
     for shard in sorted(shards, key=lambda s: (-s.parameter.numel(), s.name)):
         if not shard.saved:
             continue
@@ -121,8 +121,8 @@ def shards_to_save(shards: Iterable[ParameterShard]) -> list[ParameterShard]:
         writer = written.index(min(written))
         written[writer] += shard.parameter.numel()
         if writer == shard.replica_group.index:
-            mine.append(shard)
-    return mine
+            saved.append(shard)
+    return saved
 
 
 @torch.no_grad()

@@ -246,7 +246,7 @@ class TorchEngine:
         Modules and their hooks refer to each other, so only the garbage collector would free their memory, perhaps
         after the next engine has allocated its own. Storages are therefore emptied here.
         """
-        for tensor in (each for tensors in self.held().values() for each in tensors):
+        for tensor in (storage_tensor for tensors in self.held().values() for storage_tensor in tensors):
             storage = tensor.untyped_storage()
             if storage.resizable():  # memory mapped from a file is not
                 storage.resize_(0)

@@ -179,9 +179,9 @@ class TrainedWeights:
 
     def optimizer_tensors(self) -> list[Tensor]:
         """Return the tensors that stay between two steps besides weights and gradients."""
-        slots = [each for state in self.optimizer.state.values() for each in state.values()]
+        slots = [item for state in self.optimizer.state.values() for item in state.values()]
         tensors = [*slots, *self._average.of.values(), *self._pruner.tensors]
-        return [each for each in tensors if isinstance(each, Tensor)]
+        return [item for item in tensors if isinstance(item, Tensor)]
 
     def _thawing(self, reader: Reader) -> list[str]:
         """Return the parameters that begin to train at a commit's step: it has no optimizer state of them yet."""

@@ -28,7 +28,7 @@ from orchestrator.train.engines.engine import StepCheck
 from orchestrator.train.engines.flaw import Flaw
 from orchestrator.train.engines.state import step_count
 
-AT_ONCE = 2**26
+MAX_BYTES_AT_ONCE = 2**26
 """Bytes of weights, gradients and states that are sent to another rank together."""
 Build = Callable[[Sequence[ParameterShard]], torch.optim.Optimizer]
 """Makes the job's optimizer for some shards."""
@@ -72,38 +72,38 @@ class UpdateAgain:
         """Step the optimizer, and let `check` compare the result. Raises what it raises."""
         taker = check.taker
         copies = [s for s in self._shards if taker in s.replica_group.ranks]
-        alone = [s for s in self._shards if taker not in s.replica_group.ranks]
+        single_owner = [s for s in self._shards if taker not in s.replica_group.ranks]
         # Before this rank's own update, which changes the numbers in place.
-        others = self._compute(optimizer, alone, lr, check)
+        others_record = self._compute(optimizer, single_owner, lr, check)
         optimizer.step()
         self._bend([shard.parameter for shard in self._shards])
         if taker is not None:
-            recomputed = alone if self._is_recomputed else []
-            states = [self._results(each, optimizer, check.exact) for each in (copies, recomputed)]
-            same, own = (_seen(tensors, check.exact) for tensors in states)
-            check.update(same, own, others)
+            recomputed = single_owner if self._is_recomputed else []
+            states = [self._results(bundle, optimizer, check.exact) for bundle in (copies, recomputed)]
+            copies_record, own_record = (_recorded(tensors, check.exact) for tensors in states)
+            check.update(copies_record, own_record, others_record)
 
     def _compute(
         self,
         optimizer: torch.optim.Optimizer,
-        alone: Sequence[ParameterShard],
+        single_owner: Sequence[ParameterShard],
         lr: float,
         check: StepCheck,
     ) -> Record:
         """Exchange the numbers of the shards that one rank alone updates; return the results for those of `giver`."""
         if check.giver is None or check.taker is None or not self._is_recomputed:
             return []
-        mine = _bundles(alone, self._slots)
-        facts = [[_fact(shard, optimizer) for shard in bundle] for bundle in mine]
-        theirs = swap_json(facts, to=check.taker, of=check.giver)
+        own_bundles = _bundles(single_owner, self._slots)
+        facts = [[_fact(shard, optimizer) for shard in bundle] for bundle in own_bundles]
+        their_facts = swap_json(facts, to=check.taker, of=check.giver)
         witness = Witness()
         witness.begin(check.exact)
-        for number in range(max(len(mine), len(theirs))):
-            sent = self._numbers(mine[number], optimizer) if number < len(mine) else None
-            given = theirs[number] if number < len(theirs) else []
-            arrived = self._exchanged(sent, given, check)
-            if arrived is not None:
-                for tensor in self._updated(given, arrived, lr, check.exact):
+        for number in range(max(len(own_bundles), len(their_facts))):
+            sent = self._numbers(own_bundles[number], optimizer) if number < len(own_bundles) else None
+            facts_received = their_facts[number] if number < len(their_facts) else []
+            numbers = self._exchanged(sent, facts_received, check)
+            if numbers is not None:
+                for tensor in self._updated(facts_received, numbers, lr, check.exact):
                     witness.sent(tensor)
         return witness.take()
 
@@ -118,27 +118,27 @@ class UpdateAgain:
             parts += [state.get(slot.name, zeros) for slot in self._slots(shard.name)]
         return torch.cat([part.reshape(-1) for part in parts])
 
-    def _exchanged(self, sent: Tensor | None, given: Sequence[Any], check: StepCheck) -> Tensor | None:
+    def _exchanged(self, sent: Tensor | None, facts: Sequence[Any], check: StepCheck) -> Tensor | None:
         """Send a bundle's numbers to `taker`, and return those of a bundle of `giver`."""
         operations = []
-        arrived = None
+        numbers = None
         if sent is not None:
             operations.append(dist.P2POp(dist.isend, sent, check.taker))
-        if given:
-            count = sum((2 + len(self._slots(fact["name"]))) * math.prod(fact["shape"]) for fact in given)
-            arrived = torch.empty(count, device=self._device)
-            operations.append(dist.P2POp(dist.irecv, arrived, check.giver))
+        if facts:
+            count = sum((2 + len(self._slots(fact["name"]))) * math.prod(fact["shape"]) for fact in facts)
+            numbers = torch.empty(count, device=self._device)
+            operations.append(dist.P2POp(dist.irecv, numbers, check.giver))
         for work in dist.batch_isend_irecv(operations):
             work.wait()
-        return arrived
+        return numbers
 
-    def _updated(self, given: Sequence[Any], numbers: Tensor, lr: float, exact: bool) -> list[Tensor]:
+    def _updated(self, facts: Sequence[Any], numbers: Tensor, lr: float, exact: bool) -> list[Tensor]:
         """Return the weights and states of another rank's shards after the update."""
-        alone = ProcessGroup((dist.get_rank(),), 0, None)
+        group_of_one = ProcessGroup((dist.get_rank(),), 0, None)
         shards: list[ParameterShard] = []
         states: list[dict[str, Tensor]] = []
         first = 0
-        for fact in given:
+        for fact in facts:
             name, shape, slots = fact["name"], fact["shape"], self._slots(fact["name"])
             size = math.prod(shape)
             # Copies, because a part does not begin where an allocation would.
@@ -150,11 +150,13 @@ class UpdateAgain:
             parameter = nn.Parameter(parts[0])
             parameter.grad = parts[1]
             shards.append(
-                ParameterShard(name, self._cuts[name], parameter, (), alone, counted=False, saved=False)
+                ParameterShard(
+                    name, self._cuts[name], parameter, (), group_of_one, counted=False, saved=False
+                )
             )
             states.append(dict(zip((slot.name for slot in slots), parts[2:], strict=True)))
         optimizer = self._build(shards)
-        for fact, shard, state in zip(given, shards, states, strict=True):
+        for fact, shard, state in zip(facts, shards, states, strict=True):
             age = step_count(fact["age"], shard, optimizer)
             optimizer.state[shard.parameter] = {**state, "step": age}
         set_lr(optimizer.param_groups, lr)
@@ -198,20 +200,20 @@ def _fact(shard: ParameterShard, optimizer: torch.optim.Optimizer) -> dict[str, 
 def _bundles(
     shards: Sequence[ParameterShard], slots: Callable[[str], Sequence[Slot]]
 ) -> list[list[ParameterShard]]:
-    """Return the shards in bundles of up to AT_ONCE bytes of numbers, or of one shard that is larger."""
+    """Return the shards in bundles of up to MAX_BYTES_AT_ONCE bytes of numbers, or of one shard that is larger."""
     result: list[list[ParameterShard]] = []
     size = 0
     for shard in shards:
-        own = 4 * (2 + len(slots(shard.name))) * shard.parameter.numel()
-        if not result or size + own > AT_ONCE:
+        shard_bytes = 4 * (2 + len(slots(shard.name))) * shard.parameter.numel()
+        if not result or size + shard_bytes > MAX_BYTES_AT_ONCE:
             result.append([])
             size = 0
         result[-1].append(shard)
-        size += own
+        size += shard_bytes
     return result
 
 
-def _seen(tensors: Sequence[Tensor], exact: bool) -> Record:
+def _recorded(tensors: Sequence[Tensor], exact: bool) -> Record:
     witness = Witness()
     witness.begin(exact)
     for tensor in tensors:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-LEAST = 1e-4
+MIN_DEVIATION = 1e-4
 """Added to a standard deviation before dividing by it, as TRL does, so that equal rewards give no advantage."""
 
 
@@ -41,27 +41,27 @@ def advantages(rewards: np.ndarray, baseline: str, scale: str = "none") -> Advan
     count = is_counted.sum(1, keepdims=True)
     total = np.where(is_counted, rewards, 0.0).sum(1, keepdims=True)
     mean = total / np.maximum(count, 1)
-    above = np.where(is_counted, rewards - mean, 0.0)
+    centred = np.where(is_counted, rewards - mean, 0.0)
     # Of n values with mean m, the mean of the others is (n m - r) / (n - 1), so r minus it is (r - m) n / (n - 1).
     if baseline == "leave_one_out":
-        above = above * count / np.maximum(count - 1, 1)
-    spread = _deviation(np.where(is_counted, rewards - mean, 0.0), count)
+        centred = centred * count / np.maximum(count - 1, 1)
+    group_deviation = _deviation(np.where(is_counted, rewards - mean, 0.0), count)
     if scale == "group":
-        above = above / (spread + LEAST)
+        centred = centred / (group_deviation + MIN_DEVIATION)
     elif scale == "batch":
         # The whole global batch gives the scale, so that it does not depend on which rank has which prompt.
-        everyone = rewards[is_counted]
-        whole = float(everyone.std(ddof=1)) if len(everyone) > 1 else 0.0
-        above = above / (whole + LEAST)
+        all_rewards = rewards[is_counted]
+        batch_deviation = float(all_rewards.std(ddof=1)) if len(all_rewards) > 1 else 0.0
+        centred = centred / (batch_deviation + MIN_DEVIATION)
     return Advantages(
-        values=above,
+        values=centred,
         is_counted=is_counted,
-        deviation=float(spread.mean()),
-        without_signal=float((np.abs(spread) < 1e-8).mean()),
+        deviation=float(group_deviation.mean()),
+        without_signal=float((np.abs(group_deviation) < 1e-8).mean()),
     )
 
 
-def _deviation(above: np.ndarray, count: np.ndarray) -> np.ndarray:
+def _deviation(centred: np.ndarray, count: np.ndarray) -> np.ndarray:
     """Return the standard deviation of each group, with n - 1 in the denominator, [prompts, 1]."""
-    result: np.ndarray = np.sqrt((above**2).sum(1, keepdims=True) / np.maximum(count - 1, 1))
+    result: np.ndarray = np.sqrt((centred**2).sum(1, keepdims=True) / np.maximum(count - 1, 1))
     return result

@@ -20,7 +20,7 @@ from workloads.model.answers import Drawn
 
 AHEAD = "rollout."
 """Prefix of the names of their tensors in a commit."""
-NOTHING = -1
+NO_TOKEN = -1
 """Stands after the last token of an answer."""
 
 
@@ -61,22 +61,22 @@ class Ahead:
     def of(cls, pending: Pending, shares: Iterable[Share]) -> Ahead:
         """Return the answers of all ranks, whose shares came as JSON."""
         by_number = {number: answers for share in shares for number, answers in share}
-        answers = [[Drawn(*each) for each in by_number[number]] for number in range(len(pending.digests))]
+        answers = [[Drawn(*drawn) for drawn in by_number[number]] for number in range(len(pending.digests))]
         return cls(pending.version, pending.digests, answers)
 
     def pieces(self, max_tokens: int) -> list[TensorPiece]:
         """Return the tensors of a commit, whose shapes are the same in each. `max_tokens` is the longest answer's."""
         shape = (len(self.answers), len(self.answers[0]))
-        tokens = torch.full((*shape, max_tokens), NOTHING, dtype=torch.int32)
+        tokens = torch.full((*shape, max_tokens), NO_TOKEN, dtype=torch.int32)
         log_probabilities = torch.zeros(*shape, max_tokens)
-        for number, each in enumerate(self.answers):
-            for k, answer in enumerate(each):
+        for number, prompt_answers in enumerate(self.answers):
+            for k, answer in enumerate(prompt_answers):
                 tokens[number, k, : len(answer.tokens)] = torch.tensor(answer.tokens, dtype=torch.int32)
                 # They were fp32 numbers before they were Python's, so that no bit is lost.
                 log_probabilities[number, k, : len(answer.tokens)] = torch.tensor(answer.log_probabilities)
-        entropy = [[answer.entropy for answer in each] for each in self.answers]
-        ended = [[answer.ended for answer in each] for each in self.answers]
-        found = {
+        entropy = [[answer.entropy for answer in prompt_answers] for prompt_answers in self.answers]
+        ended = [[answer.ended for answer in prompt_answers] for prompt_answers in self.answers]
+        tensors = {
             "version": torch.tensor([self.version]),
             "digests": torch.tensor(self.digests),
             "tokens": tokens,
@@ -84,7 +84,7 @@ class Ahead:
             "entropy": torch.tensor(entropy, dtype=torch.float64),
             "ended": torch.tensor(ended),
         }
-        return [full_piece(AHEAD + name, values) for name, values in found.items()]
+        return [full_piece(AHEAD + name, values) for name, values in tensors.items()]
 
     @classmethod
     def read(cls, reader: Reader) -> Ahead | None:
@@ -93,7 +93,7 @@ class Ahead:
             return None
         tokens = reader.read(f"{AHEAD}tokens")
         log_probabilities = reader.read(f"{AHEAD}log_probabilities")
-        lengths = (tokens != NOTHING).sum(-1).tolist()
+        lengths = (tokens != NO_TOKEN).sum(-1).tolist()
         entropy = reader.read(f"{AHEAD}entropy").tolist()
         ended = reader.read(f"{AHEAD}ended").tolist()
         answers = [
@@ -104,9 +104,9 @@ class Ahead:
                     entropy[number][k],
                     ended[number][k],
                 )
-                for k, length in enumerate(of_prompt)
+                for k, length in enumerate(prompt_lengths)
             ]
-            for number, of_prompt in enumerate(lengths)
+            for number, prompt_lengths in enumerate(lengths)
         ]
         version = int(reader.read(f"{AHEAD}version"))
         return cls(version, reader.read(f"{AHEAD}digests").tolist(), answers)
@@ -116,7 +116,7 @@ class NextRollout:
     """The answers of the next rollout, between two rollouts.
 
     Attributes:
-        found: the answers; None during a rollout, and if none were asked for.
+        ready: the answers; None during a rollout, and if none were asked for.
     """
 
     def __init__(self, prompts: int, group: int, max_tokens: int, *, is_writer: bool) -> None:
@@ -127,7 +127,7 @@ class NextRollout:
             max_tokens: the longest answer's.
             is_writer: whether this rank writes them into commits. One rank does.
         """
-        self.found: Ahead | None = None
+        self.ready: Ahead | None = None
         self._prompts = prompts
         self._group = group
         self._max_tokens = max_tokens
@@ -135,12 +135,12 @@ class NextRollout:
 
     def take(self, prompts: Sequence[Sequence[Prompt]]) -> Ahead | None:
         """Return the answers if they are those to the prompts of each step, and forget them."""
-        found, self.found = self.found, None
-        return found if found is not None and found.digests == digests_of(prompts) else None
+        ready, self.ready = self.ready, None
+        return ready if ready is not None and ready.digests == digests_of(prompts) else None
 
     def state(self) -> list[TensorPiece]:
         """Return what a commit stores."""
-        return self.found.pieces(self._max_tokens) if self.found is not None and self._is_writer else []
+        return self.ready.pieces(self._max_tokens) if self.ready is not None and self._is_writer else []
 
     def room(self) -> list[TensorPiece]:
         """Return tensors of the sizes that a commit stores once there are answers."""
@@ -151,9 +151,9 @@ class NextRollout:
 
     def load(self, reader: Reader) -> None:
         """Load what a commit of this run stores. Raises CorruptCommit."""
-        self.found = Ahead.read(reader)
+        self.ready = Ahead.read(reader)
 
 
 def digests_of(prompts: Sequence[Sequence[Prompt]]) -> list[int]:
     """Return the receipt digests of the prompts of several steps."""
-    return [prompt.digest for each in prompts for prompt in each]
+    return [prompt.digest for step_prompts in prompts for prompt in step_prompts]

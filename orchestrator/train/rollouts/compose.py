@@ -48,17 +48,17 @@ def rollouts_of(
         InputError: if a reward cannot be computed here.
     """
     spec = inputs.job.spec
-    asked = spec.rollout
-    if asked is None:
+    rollout = spec.rollout
+    if rollout is None:
         return None
     tokenizer = tokens.tokenizer()
     chat = chat_of(spec.data, spec.workload.objective, tokens)
-    place = task.rollout_place
+    address = task.rollout_address
     judge = Judge(
         spec.rewards,
         decode=lambda ids: spoken(tokenizer, ids, chat),
         prompt_text=lambda ids: str(tokenizer.decode(list(ids), skip_special_tokens=False)),
-        together=asked.together,
+        together=rollout.together,
         models={
             reward.title: RewardModel(reward.model, f"rewards.{number}.model", tokens, device)
             for number, reward in enumerate(spec.rewards)
@@ -67,17 +67,17 @@ def rollouts_of(
         roots=task.code_roots,
     )
     return Rollouts(
-        asked=asked,
+        spec=rollout,
         sequence_length=spec.data.sequence_length,
         dropout_seed=spec.seed if spec.workload.draws else None,
         workload=inputs.workload,
         layout=task.parsed_layout,
         context=context,
-        sampler=QueuedSampler(place, task.attempt, context)
-        if place
-        else own_sampler(inputs, tokens, asked, device, context),
+        sampler=QueuedSampler(address, task.attempt, context)
+        if address
+        else own_sampler(inputs, tokens, rollout, device, context),
         judge=judge,
-        prompts_ahead=spec.samples_per_step * asked.steps * asked.staleness,
+        prompts_ahead=spec.samples_per_step * rollout.steps * rollout.staleness,
         passes=PassSpec(spec.evaluate.answers, spec.evaluate.sizes, spec.rewards[0].title)
         if spec.evaluate and spec.evaluate.answers
         else None,
@@ -88,15 +88,15 @@ def make_rollouts(
     inputs: TrainingInputs, tokens: Tokens, task: Task, device: Device, context: WorkerContext
 ) -> dict[str, int]:
     """Generate answers for the ranks of a run until this worker is stopped. Return how many units of work."""
-    asked = inputs.job.spec.rollout
-    assert asked is not None
-    made = vllm_sampler if asked.engine == "vllm" else own_sampler
-    sampler: UnitSampler = made(inputs, tokens, asked, device, context)
+    rollout = inputs.job.spec.rollout
+    assert rollout is not None
+    make_sampler = vllm_sampler if rollout.engine == "vllm" else own_sampler
+    sampler: UnitSampler = make_sampler(inputs, tokens, rollout, device, context)
     return {"units": generate_until_stopped(task, sampler, context)}
 
 
 def own_sampler(
-    inputs: TrainingInputs, tokens: Tokens, asked: RolloutSpec, device: Device, context: WorkerContext
+    inputs: TrainingInputs, tokens: Tokens, rollout: RolloutSpec, device: Device, context: WorkerContext
 ) -> OwnSampler:
     """Return what generates answers in this process."""
     spec = inputs.job.spec
@@ -104,15 +104,15 @@ def own_sampler(
         inputs.workload,
         device,
         seed=spec.seed,
-        asked=asked,
+        spec=rollout,
         ends=_ends(inputs, tokens),
-        ended=_stops(tokens.tokenizer(), asked.stop),
+        ended=_stops(tokens.tokenizer(), rollout.stop),
         progressed=context.lives,
     )
 
 
 def vllm_sampler(
-    inputs: TrainingInputs, tokens: Tokens, asked: RolloutSpec, device: Device, context: WorkerContext
+    inputs: TrainingInputs, tokens: Tokens, rollout: RolloutSpec, device: Device, context: WorkerContext
 ) -> VllmSampler:
     """Return what generates answers with vLLM. Raises InputError if that is not installed."""
     spec = inputs.job.spec
@@ -121,7 +121,7 @@ def vllm_sampler(
         cast("TransformerWorkload", inputs.workload),
         device,
         seed=spec.seed,
-        asked=asked,
+        spec=rollout,
         ends=_ends(inputs, tokens),
         sequence_length=spec.data.sequence_length,
         tokenizer=tokens.tokenizer(),
@@ -148,6 +148,6 @@ def _stops(tokenizer: Tokenizer, stop: Sequence[str]) -> Ended | None:
 
     def ended(tokens: Sequence[int]) -> bool:
         text = tokenizer.decode(list(tokens[-last:]), skip_special_tokens=True)
-        return any(each in text for each in stop)
+        return any(stop_text in text for stop_text in stop)
 
     return ended

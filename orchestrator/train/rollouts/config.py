@@ -118,8 +118,8 @@ def beside_rollout_workers(resources: ResourceSpec, rollout: RolloutSpec | None)
     """Return the resources with rollout workers among the workers, all of which divide the memory of their nodes."""
     if rollout is None or rollout.workers is None:
         return resources
-    most = resources.workers.max + rollout.workers.max
-    return resources.model_copy(update={"workers": resources.workers.model_copy(update={"max": most})})
+    max_workers = resources.workers.max + rollout.workers.max
+    return resources.model_copy(update={"workers": resources.workers.model_copy(update={"max": max_workers})})
 
 
 def with_rollouts(document: Any) -> Any:

@@ -48,21 +48,22 @@ class Judge:
     def score(
         self,
         step: int,
-        asked: Sequence[tuple[Prompt, list[Drawn]]],
+        prompts_with_answers: Sequence[tuple[Prompt, list[Drawn]]],
         progressed: Callable[[], object] = lambda: None,
     ) -> list[list[Scored]]:
         """Return the answers to each prompt with their rewards.
 
         Args:
             step: steps done.
-            asked: prompts with the answers to each: units of `together` prompts, and perhaps a last one with fewer.
+            prompts_with_answers: prompts with the answers to each, in units of `together` prompts. The last unit may
+                have fewer.
             progressed: called after each reward of an answer, and after each unit of a reward model.
 
         Raises:
             InputError: if a reward fails whose `on_error` is stop, or a sum of rewards is too large.
         """
         answers: list[Answer] = []
-        for prompt, drawn in asked:
+        for prompt, drawn in prompts_with_answers:
             text = self.prompt_text(prompt.tokens)
             answers += [
                 Answer(
@@ -70,62 +71,66 @@ class Judge:
                     prompt_number=prompt.number,
                     k=k,
                     prompt=text,
-                    text=self.decode(each.tokens),
-                    tokens=len(each.tokens),
+                    text=self.decode(answer_drawn.tokens),
+                    tokens=len(answer_drawn.tokens),
                     columns=prompt.columns,
                 )
-                for k, each in enumerate(drawn)
+                for k, answer_drawn in enumerate(drawn)
             ]
         rewards = self._scorer.score(answers, progressed)
         for number, name in enumerate(reward.title for reward in self.rewards):
             if name not in self.models:
                 continue
             values: list[float] = []
-            for first in range(0, len(asked), self.together):
-                of_unit = asked[first : first + self.together]
+            for first in range(0, len(prompts_with_answers), self.together):
+                unit = prompts_with_answers[first : first + self.together]
                 values += self.models[name].score(
-                    [[*prompt.tokens, *each.tokens] for prompt, drawn in of_unit for each in drawn]
+                    [
+                        [*prompt.tokens, *answer_drawn.tokens]
+                        for prompt, drawn in unit
+                        for answer_drawn in drawn
+                    ]
                 )
                 progressed()
-            for answer, of_answer, value in zip(answers, rewards, values, strict=True):
-                of_answer[name] = self._scorer.of_model(number, answer, value)
+            for answer, answer_rewards, value in zip(answers, rewards, values, strict=True):
+                answer_rewards[name] = self._scorer.of_model(number, answer, value)
         for line in [*map(str, self._scorer.failures), *self._scorer.notes]:
             print(f"reward: {line}", file=sys.stderr)  # goes to the rank's log
         self._scorer.notes.clear()
         totals = weighted(self.rewards, rewards)
         scored = (
-            Scored(each, answer.text, of_answer, total)
-            for each, answer, of_answer, total in zip(
-                itertools.chain.from_iterable(drawn for _, drawn in asked),
+            Scored(answer_drawn, answer.text, answer_rewards, total)
+            for answer_drawn, answer, answer_rewards, total in zip(
+                itertools.chain.from_iterable(drawn for _, drawn in prompts_with_answers),
                 answers,
                 rewards,
                 totals,
                 strict=True,
             )
         )
-        return [list(itertools.islice(scored, len(drawn))) for _, drawn in asked]
+        return [list(itertools.islice(scored, len(drawn))) for _, drawn in prompts_with_answers]
 
     def metrics(self, answers: Sequence[Scored]) -> dict[str, float]:
         """Return the means over answers. Means of rewards leave out answers without a reward."""
         lengths = [len(answer.drawn.tokens) for answer in answers]
         rewards = np.array([answer.reward for answer in answers])
-        found = {
+        means = {
             "reward": _mean(rewards),
             "answer_tokens": float(np.mean(lengths)),
             "unfinished": float(np.mean([not answer.drawn.ended for answer in answers])),
             "entropy": sum(answer.drawn.entropy for answer in answers) / sum(lengths),
         }
         if any(reward.on_error == "skip" for reward in self.rewards):
-            found["unscored"] = float(np.isnan(rewards).mean())
+            means["unscored"] = float(np.isnan(rewards).mean())
         if len(self.rewards) > 1:
             for spec in self.rewards:
-                found[f"reward_{spec.title}"] = _mean(
-                    np.array([each.rewards[spec.title] for each in answers])
+                means[f"reward_{spec.title}"] = _mean(
+                    np.array([scored_answer.rewards[spec.title] for scored_answer in answers])
                 )
-        return {name: value for name, value in found.items() if not np.isnan(value)}
+        return {name: value for name, value in means.items() if not np.isnan(value)}
 
 
 def _mean(values: np.ndarray) -> float:
     """Return the mean without NaN; NaN if there is nothing else."""
-    there = values[~np.isnan(values)]
-    return float(there.mean()) if there.size else float("nan")
+    present = values[~np.isnan(values)]
+    return float(present.mean()) if present.size else float("nan")

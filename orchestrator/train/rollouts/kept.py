@@ -83,8 +83,8 @@ def _folder(run: str) -> Backend:
 def kept_steps(run: str) -> list[int]:
     """Return the steps whose rollouts a run has kept, ascending."""
     names = _folder(run).list()
-    found = (name.removeprefix("step-").removesuffix(".jsonl") for name in names if name.endswith(".jsonl"))
-    return sorted(int(number) for number in found if number.isdecimal())
+    numbers = (name.removeprefix("step-").removesuffix(".jsonl") for name in names if name.endswith(".jsonl"))
+    return sorted(int(number) for number in numbers if number.isdecimal())
 
 
 def read_kept(run: str, step: int | None = None) -> tuple[int, list[dict[str, Any]]]:

@@ -34,7 +34,7 @@ class PassSpec:
     def metrics(self, right: Sequence[int]) -> dict[str, float]:
         """Return the mean of pass@k over prompts, by name. `right` has the number of right answers to each prompt."""
         return {
-            pass_at(k): sum(pass_probability(self.answers, each, k) for each in right) / max(len(right), 1)
+            pass_at(k): sum(pass_probability(self.answers, count, k) for count in right) / max(len(right), 1)
             for k in self.sizes
         }
 

@@ -56,9 +56,9 @@ def prompts_of_set(read: SampleReader, numbers: Sequence[int], room: int) -> lis
 
 
 def _prompt(read: SampleReader, number: int, words: np.ndarray, room: int, digest: int) -> Prompt:
-    tokens, others = unpack(words)
-    columns = json.loads(bytes(others.astype(np.uint8)).decode())
+    tokens, column_words = unpack(words)
+    columns = json.loads(bytes(column_words.astype(np.uint8)).decode())
     objective = read.objective
     assert isinstance(objective, Rewarded)
-    kept = kept_prompt(objective, tokens, room)
-    return Prompt(number, kept.tolist(), columns, digest)
+    prompt_tokens = kept_prompt(objective, tokens, room)
+    return Prompt(number, prompt_tokens.tolist(), columns, digest)

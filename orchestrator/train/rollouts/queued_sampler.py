@@ -11,8 +11,8 @@ from cluster.workers.worker_context import WorkerContext
 from orchestrator.train.engines.engine import Engine
 from orchestrator.train.rollouts.sampler import GeneratedAhead, Unit, UnitSampler
 from orchestrator.train.rollouts.weights import NoWeights, WeightSender, read_weights
-from orchestrator.train.rollouts.work_queue import Made, QueueClient, Work, worker_name
-from orchestrator.train.task import RolloutPlace, Task
+from orchestrator.train.rollouts.work_queue import QueueClient, UnitResult, Work, worker_name
+from orchestrator.train.task import RolloutAddress, Task
 from workloads.errors import LogitsNotFinite
 from workloads.model.answers import Drawn
 
@@ -20,35 +20,35 @@ from workloads.model.answers import Drawn
 class QueuedSampler:
     """Sends weights to rollout workers, and asks them for answers."""
 
-    def __init__(self, place: RolloutPlace, attempt: int, context: WorkerContext) -> None:
+    def __init__(self, address: RolloutAddress, attempt: int, context: WorkerContext) -> None:
         """
         Args:
-            place: where the queue of work is.
+            address: where the queue of work is.
             attempt: the attempt of the run.
             context: this rank's number, and its connection to the controller.
         """
         info = context.rank_info
-        self._queue = QueueClient(place.address, place.token)
-        self._sender = WeightSender(place.weights_token, info.rank, info.world_size)
+        self._queue = QueueClient(address.address, address.token)
+        self._sender = WeightSender(address.weights_token, info.rank, info.world_size)
         self._attempt = attempt
         self._context = context
-        self._taken = 0
+        self._versions = 0
         """How often weights were taken in this attempt."""
         self._servers: list[dict[str, str]] = []
         """The servers that have these weights."""
-        self._asked = 0
+        self._calls = 0
         """How often answers were asked for since."""
         self._ahead: _Ahead | None = None
 
     @property
     def _version(self) -> int:
         """The number of the weights that were taken last. Later attempts have larger numbers."""
-        return (self._attempt << 32) + self._taken
+        return (self._attempt << 32) + self._versions
 
     def take(self, engine: Engine) -> None:
         """See `AnswerSampler.take`."""
-        self._taken += 1
-        self._asked = 0
+        self._versions += 1
+        self._calls = 0
         self._context.set_waiting(True)
         self._servers = self._sender.send(
             engine,
@@ -61,45 +61,47 @@ class QueuedSampler:
 
     def answers(self, units: Sequence[Unit]) -> list[list[list[Drawn]]]:
         """See `AnswerSampler.answers`."""
-        self._asked += 1
-        call = f"{self._version}.{self._asked}"
-        made = self._made(call, self._ask(call, units, is_ahead=False))
-        return [_drawn(each) for each in made]
+        self._calls += 1
+        call = f"{self._version}.{self._calls}"
+        results = self._collect_results(call, self._ask(call, units, is_ahead=False))
+        return [_drawn(result) for result in results]
 
     def ask(self, units: Sequence[Unit]) -> None:
         """See `AnswerSampler.ask`."""
         call = f"{self._version}.ahead"
-        asked = time.monotonic()
-        self._ahead = _Ahead(self._version, asked, call, names=self._ask(call, units, is_ahead=True))
+        now = time.monotonic()
+        self._ahead = _Ahead(self._version, now, call, names=self._ask(call, units, is_ahead=True))
 
     def collect(self) -> GeneratedAhead:
         """See `AnswerSampler.collect`."""
         ahead, self._ahead = self._ahead, None
         assert ahead is not None
-        trained = time.monotonic() - ahead.asked
-        made = self._made(ahead.call, ahead.names)
-        overlapped = [(each.taken, min(each.made, trained)) for each in made if each.taken < trained]
-        return GeneratedAhead([_drawn(each) for each in made], overlapped)
+        elapsed = time.monotonic() - ahead.asked_at
+        results = self._collect_results(ahead.call, ahead.names)
+        overlapped = [
+            (result.taken, min(result.made, elapsed)) for result in results if result.taken < elapsed
+        ]
+        return GeneratedAhead([_drawn(result) for result in results], overlapped)
 
     def _ask(self, call: str, units: Sequence[Unit], is_ahead: bool) -> list[str]:
         """Ask the queue for units, and return their names there. `call` names this call."""
         rank = self._context.rank_info.rank
-        asked = {
+        contents = {
             f"{call}.{rank}.{number}": {"version": self._version, "servers": self._servers, **unit._asdict()}
             for number, unit in enumerate(units)
         }
-        self._queue.ask(self._attempt, asked, is_ahead)
-        return list(asked)
+        self._queue.ask(self._attempt, contents, is_ahead)
+        return list(contents)
 
-    def _made(self, call: str, names: Sequence[str]) -> list[Made]:
+    def _collect_results(self, call: str, names: Sequence[str]) -> list[UnitResult]:
         """Wait until all ranks have what they asked for in a call, and return what this rank asked for."""
         info = self._context.rank_info
         # Rollout workers may be on their way. The controller watches them, and ends this wait if none makes progress.
         self._context.set_waiting(True)
-        found = self._queue.collect(names, self._context.lives)
+        results = self._queue.collect(names, self._context.lives)
         self._queue.meet(self._attempt, call, info.rank, info.world_size)
         self._context.set_waiting(False)
-        return [found[name] for name in names]
+        return [results[name] for name in names]
 
     def close(self) -> None:
         """Close the connections."""
@@ -111,22 +113,22 @@ class _Ahead(NamedTuple):
 
     Attributes:
         version: the weights that they need.
-        asked: the monotonic time of asking.
+        asked_at: the monotonic time of asking.
         call: the name of the call.
         names: their names in the queue.
     """
 
     version: int
-    asked: float
+    asked_at: float
     call: str
     names: list[str]
 
 
-def _drawn(made: Made) -> list[list[Drawn]]:
+def _drawn(result: UnitResult) -> list[list[Drawn]]:
     """Return the answers of a unit. Raises LogitsNotFinite if the weights generate none."""
-    if made.answers is None:
+    if result.answers is None:
         raise LogitsNotFinite
-    return [[Drawn(*drawn) for drawn in of_prompt] for of_prompt in made.answers]
+    return [[Drawn(*drawn) for drawn in prompt_answers] for prompt_answers in result.answers]
 
 
 def generate_until_stopped(task: Task, sampler: UnitSampler, context: WorkerContext) -> int:
@@ -137,31 +139,31 @@ def generate_until_stopped(task: Task, sampler: UnitSampler, context: WorkerCont
     Raises:
         OSError: the queue is gone, or no server has the weights that a unit needs.
     """
-    place = task.rollout_place
-    assert place is not None
-    queue = QueueClient(place.address, place.token, worker_name(context.rank_info.node, os.getpid()))
+    address = task.rollout_address
+    assert address is not None
+    queue = QueueClient(address.address, address.token, worker_name(context.rank_info.node, os.getpid()))
     version = -1
-    done = 0
+    units_done = 0
     while not context.stop_requested():
         context.set_waiting(True)
         work = queue.take()
         if work is None:
             continue
         for fault in task.parsed_faults:
-            fault.apply(0, 1, done + 1, task.attempt)
+            fault.apply(0, 1, units_done + 1, task.attempt)
         if work.content["version"] != version:
             version = -1
-            if not _has_read(place, sampler, context.rank_info.node, queue, work):
+            if not _has_read(address, sampler, context.rank_info.node, queue, work):
                 continue
             version = work.content["version"]
         context.set_waiting(False)
         context.lives()
         unit = Unit(work.content["prompts"], work.content["numbers"], work.content["is_greedy"])
         queue.give(work.name, _answers_of(sampler, unit))
-        done += 1
+        units_done += 1
         context.progressed()
     queue.close()
-    return done
+    return units_done
 
 
 def _answers_of(sampler: UnitSampler, unit: Unit) -> list[list[Drawn]] | None:
@@ -172,11 +174,13 @@ def _answers_of(sampler: UnitSampler, unit: Unit) -> list[list[Drawn]] | None:
         return None
 
 
-def _has_read(place: RolloutPlace, sampler: UnitSampler, node: str, queue: QueueClient, work: Work) -> bool:
+def _has_read(
+    address: RolloutAddress, sampler: UnitSampler, node: str, queue: QueueClient, work: Work
+) -> bool:
     """Read the weights that a unit needs. Return False if nobody waits for it any more, nor keeps its weights."""
     nearest = sorted(work.content["servers"], key=lambda server: server["node"] != node)
     try:
-        read_weights(sampler.replica, place.weights_token, nearest, work.content["version"])
+        read_weights(sampler.replica, address.weights_token, nearest, work.content["version"])
     except NoWeights:
         if queue.is_wanted(work.name):
             raise

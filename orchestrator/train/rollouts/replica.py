@@ -17,11 +17,11 @@ from workloads.workload import Workload
 
 WEIGHTS = "model."
 """The beginning of the names of weights in an engine's state."""
-AT_ONCE = 2**24
+MAX_AT_ONCE = 2**24
 """Maximum number of values that are sent together."""
 
 
-class Place(NamedTuple):
+class PieceLocation(NamedTuple):
     """Where a piece of a tensor belongs."""
 
     name: str
@@ -50,10 +50,10 @@ class Replica:
         with torch.device("meta"):
             self.model: nn.Module = workload.build()
         self.model.to_empty(device=device.device).eval().requires_grad_(False)
-        named = {**dict(self.model.named_parameters()), **dict(self.model.named_buffers())}
-        self._tensors: dict[str, Tensor] = {n: t for n, t in named.items() if n in workload.shapes}
+        tensors_by_name = {**dict(self.model.named_parameters()), **dict(self.model.named_buffers())}
+        self._tensors: dict[str, Tensor] = {n: t for n, t in tensors_by_name.items() if n in workload.shapes}
         self._device = device
-        self._places: list[list[Place]] = []
+        self._locations: list[list[PieceLocation]] = []
         """The pieces of every rank of the engine that was taken last."""
         self._engine: Engine | None = None
         for name, tensor in self._tensors.items():
@@ -63,34 +63,36 @@ class Replica:
     @torch.no_grad()
     def take(self, engine: Engine) -> None:
         """Take the weights of an engine. All ranks call it together."""
-        mine = [piece for piece in engine.state() if piece.name.startswith(WEIGHTS)]
+        own_pieces = [piece for piece in engine.state() if piece.name.startswith(WEIGHTS)]
         if dist.get_world_size() == 1:
-            for place, data in zip(map(place_of, mine), (piece.data for piece in mine), strict=True):
-                self._tensors[place.name][place.slices].copy_(data)
+            for location, data in zip(
+                map(location_of, own_pieces), (piece.data for piece in own_pieces), strict=True
+            ):
+                self._tensors[location.name][location.slices].copy_(data)
             return
         if engine is not self._engine:  # all ranks replace theirs at the same step, when parameters thaw
             self._engine = engine
-            everyone = gather_json([place_of(piece) for piece in mine])
-            self._places = [
-                [Place(name, tuple(start), tuple(extent)) for name, start, extent in each]
-                for each in everyone
+            by_rank = gather_json([location_of(piece) for piece in own_pieces])
+            self._locations = [
+                [PieceLocation(name, tuple(start), tuple(extent)) for name, start, extent in rank_locations]
+                for rank_locations in by_rank
             ]
-        for rank, places in enumerate(self._places):
-            pieces = mine if rank == dist.get_rank() else []
-            self._send(rank, places, pieces)
+        for rank, locations in enumerate(self._locations):
+            pieces = own_pieces if rank == dist.get_rank() else []
+            self._send(rank, locations, pieces)
 
     @torch.no_grad()
-    def fill(self, places: Iterable[Place], read: Callable[[Tensor], object]) -> None:
+    def fill(self, locations: Iterable[PieceLocation], read: Callable[[Tensor], object]) -> None:
         """Fill pieces with values that `read` writes into fp32 tensors on the CPU, one after another."""
-        for place in places:
-            values = torch.empty(place.extent)
+        for location in locations:
+            values = torch.empty(location.extent)
             read(values)
-            self._tensors[place.name][place.slices].copy_(values)
+            self._tensors[location.name][location.slices].copy_(values)
 
-    def _send(self, rank: int, places: Sequence[Place], pieces: Sequence[TensorPiece]) -> None:
+    def _send(self, rank: int, locations: Sequence[PieceLocation], pieces: Sequence[TensorPiece]) -> None:
         """Send the pieces of one rank to all ranks, many at once."""
-        for batch in _batches(places):
-            total = sum(place.size for place in places[batch])
+        for batch in _batches(locations):
+            total = sum(location.size for location in locations[batch])
             if pieces:
                 parts = [
                     piece.data.to(self._device.device, torch.float32).reshape(-1) for piece in pieces[batch]
@@ -99,24 +101,26 @@ class Replica:
             else:
                 flat = torch.empty(total, device=self._device.device)
             dist.broadcast(flat, rank)
-            for place, values in zip(places[batch], flat.split([p.size for p in places[batch]]), strict=True):
-                self._tensors[place.name][place.slices].copy_(values.view(place.extent))
+            for location, values in zip(
+                locations[batch], flat.split([p.size for p in locations[batch]]), strict=True
+            ):
+                self._tensors[location.name][location.slices].copy_(values.view(location.extent))
 
 
-def place_of(piece: TensorPiece) -> Place:
+def location_of(piece: TensorPiece) -> PieceLocation:
     """Return where a piece of an engine's weights belongs."""
-    return Place(piece.name.removeprefix(WEIGHTS), tuple(piece.start), tuple(piece.data.shape))
+    return PieceLocation(piece.name.removeprefix(WEIGHTS), tuple(piece.start), tuple(piece.data.shape))
 
 
-def _batches(places: Sequence[Place]) -> Iterator[slice]:
-    """Yield stretches of the pieces with about AT_ONCE values each."""
+def _batches(locations: Sequence[PieceLocation]) -> Iterator[slice]:
+    """Yield stretches of the pieces with about MAX_AT_ONCE values each."""
     first = 0
     size = 0
-    for number, place in enumerate(places):
-        size += place.size
-        if size >= AT_ONCE:
+    for number, location in enumerate(locations):
+        size += location.size
+        if size >= MAX_AT_ONCE:
             yield slice(first, number + 1)
             first = number + 1
             size = 0
-    if first < len(places):
-        yield slice(first, len(places))
+    if first < len(locations):
+        yield slice(first, len(locations))

@@ -19,13 +19,13 @@ def check_reward_models(rewards: Sequence[RewardSpec]) -> None:
     for number, reward in enumerate(rewards):
         if reward.model is None:
             continue
-        place, tag = split_tag(reward.model)
+        run, tag = split_tag(reward.model)
         where = f"rewards.{number}.model"
         if not tag.isdecimal():
-            hint = f"name its step, such as {place}@500; `orchestrator checkpoint list {place}` lists them"
+            hint = f"name its step, such as {run}@500; `orchestrator checkpoint list {run}` lists them"
             raise InputError(f"{reward.model} may mean another checkpoint later", where, hint)
-        found = commit_at(place, int(tag), where)
-        objective = found.meta.get("identity", {}).get("workload", {}).get("objective")
+        commit = commit_at(run, int(tag), where)
+        objective = commit.meta.get("identity", {}).get("workload", {}).get("objective")
         if objective != OBJECTIVE:
-            problem = f"{place} was trained by {objective}, and returns no reward"
+            problem = f"{run} was trained by {objective}, and returns no reward"
             raise InputError(problem, where, "name a run whose objective is reward")

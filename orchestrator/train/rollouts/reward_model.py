@@ -25,24 +25,26 @@ class RewardModel:
     3.5).
     """
 
-    def __init__(self, place: str, where: str, tokens: Tokens, device: Device) -> None:
+    def __init__(self, name: str, where: str, tokens: Tokens, device: Device) -> None:
         """Read a reward model.
 
         Args:
-            place: a run directory, and the step after an @.
+            name: a run directory, and the step after an @.
             where: the key of the job file, for errors.
             tokens: the prepared data of the run that is trained.
             device: this rank's device.
 
         Raises InputError if the model reads other tokens.
         """
-        run, step = split_tag(place)
-        found = model_of_run(run, int(step))
-        if found.tokens.tokenizer().get_vocab() != tokens.tokenizer().get_vocab():
+        run, step = split_tag(name)
+        reward_model = model_of_run(run, int(step))
+        if reward_model.tokens.tokenizer().get_vocab() != tokens.tokenizer().get_vocab():
             problem = f"{run} has another tokenizer than the trained model"
             raise InputError(problem, where, "train a reward model with the same tokenizer")
-        self._config = found.workload.config
-        self._model = with_weights(found.workload, found.read, device.device, found.scheme)
+        self._config = reward_model.workload.config
+        self._model = with_weights(
+            reward_model.workload, reward_model.read, device.device, reward_model.scheme
+        )
         self._device = device
         self._run = run
         self._where = where
@@ -64,27 +66,27 @@ class RewardModel:
         # The capacity of experts depends on the length of a batch.
         has_capacity = self._config.moe is not None and self._config.moe.at_length(longest) is not None
         with self._device.casting_once(), self._device.autocast():
-            most = TOKENS_AT_ONCE[self._device.device.type]
-            for batch in batches(list(map(len, rows)), most, has_one_length=has_capacity):
+            max_tokens = TOKENS_AT_ONCE[self._device.device.type]
+            for batch in batches(list(map(len, rows)), max_tokens, has_one_length=has_capacity):
                 tokens, real = padded([rows[number] for number in batch], self._device.device)
-                places = real.sum(1, keepdim=True) - 1
-                output = self._model({"tokens": tokens, "padding": real, ANSWER_ENDS: places})
+                last_tokens = real.sum(1, keepdim=True) - 1
+                output = self._model({"tokens": tokens, "padding": real, ANSWER_ENDS: last_tokens})
                 for number, value in zip(batch, output.sentence.float().flatten().tolist(), strict=True):
                     scores[number] = value
         return scores
 
 
-def batches(lengths: Sequence[int], most: int, *, has_one_length: bool = False) -> Iterator[list[int]]:
+def batches(lengths: Sequence[int], max_tokens: int, *, has_one_length: bool = False) -> Iterator[list[int]]:
     """Yield the indices of the rows of each batch, shortest rows first.
 
     Args:
         lengths: the number of tokens of each row.
-        most: the maximum number of tokens of a batch, padding included, unless a single row has more.
+        max_tokens: the maximum number of tokens of a batch, padding included, unless a single row has more.
         has_one_length: whether all rows of a batch must be equally long.
     """
     batch: list[int] = []
     for number in sorted(range(len(lengths)), key=lengths.__getitem__):
-        is_full = (len(batch) + 1) * lengths[number] > most
+        is_full = (len(batch) + 1) * lengths[number] > max_tokens
         if batch and (is_full or (has_one_length and lengths[number] != lengths[batch[0]])):
             yield batch
             batch = []

@@ -45,7 +45,7 @@ class Rollouts:
     """Makes the rollouts of steps on one rank. All ranks call each method together.
 
     Attributes:
-        asked: how answers are generated.
+        spec: how answers are generated.
         sequence_length: tokens of a row, prompt and answer together.
         dropout_seed: seeds the dropout of rows; None if the model draws nothing.
         passes: how often one of several answers to a held-out prompt is right; None if that is not measured.
@@ -56,7 +56,7 @@ class Rollouts:
         next: the answers of the next rollout, which a commit has.
     """
 
-    asked: RolloutSpec
+    spec: RolloutSpec
     sequence_length: int
     dropout_seed: int | None
     workload: Workload
@@ -73,7 +73,7 @@ class Rollouts:
         self._objective = self.workload.objective
         self._rows = Rows(
             self._objective,
-            self.asked,
+            self.spec,
             length=self.sequence_length,
             has_experts=bool(self.workload.config.moe),
             dropout_seed=self.dropout_seed,
@@ -81,12 +81,12 @@ class Rollouts:
         self._kept: KeptRollouts | None = None
         self._waiting: list[Rollout] = []
         info = self.context.rank_info
-        self._division = Division(self.asked.together, self.asked.group, info.rank, self.layout.world)
+        self._division = Division(self.spec.together, self.spec.group, info.rank, self.layout.world)
         self._pending: Pending | None = None
         self._asking = 0.0
         """Seconds of asking for the next rollout. Without rollout workers this rank then generates its answers."""
         self.next = NextRollout(
-            self.prompts_ahead, self.asked.group, self.asked.max_tokens, is_writer=info.rank == 0
+            self.prompts_ahead, self.spec.group, self.spec.max_tokens, is_writer=info.rank == 0
         )
 
     def close(self) -> None:
@@ -102,11 +102,11 @@ class Rollouts:
     @property
     def _room(self) -> int:
         """Maximum tokens of a prompt: an answer of any length fits after it."""
-        return self.sequence_length - self.asked.max_tokens
+        return self.sequence_length - self.spec.max_tokens
 
     def keep(self, step: int, rollout: Rollout, task: Task) -> None:
         """Keep the rollouts of a step as text, if the job asks for it."""
-        is_due = step == 1 or step % self.asked.keep_every == 0
+        is_due = step == 1 or step % self.spec.keep_every == 0
         if not (is_due and task.commit and self.context.rank_info.rank == 0):
             return
         if self._kept is None:
@@ -122,7 +122,7 @@ class Rollouts:
         step: int,
         name: str,
         read: SampleReader,
-        most: int | None,
+        max_prompts: int | None,
         goes_on: Callable[[], bool],
     ) -> dict[str, float] | None:
         """Return the metrics of the answers to the prompts of a held-out set, by the weights taken last.
@@ -133,11 +133,11 @@ class Rollouts:
             step: steps done.
             name: the name of the set.
             read: the prompts of the set.
-            most: maximum number of prompts; None for all.
+            max_prompts: maximum number of prompts; None for all.
             goes_on: asked between global batches; False ends the evaluation, which then returns None.
         """
-        count = len(read) if most is None else min(len(read), most)
-        at_once = self.asked.together * self.layout.world
+        count = len(read) if max_prompts is None else min(len(read), max_prompts)
+        at_once = self.spec.together * self.layout.world
         self.context.begin_work(f"answers to {name} after step {step}", "batches", -(-count // at_once))
         answers: list[Scored] = []
         right: list[int] = []
@@ -147,24 +147,25 @@ class Rollouts:
             self.context.set_waiting(False)
             numbers = range(first, min(first + at_once, count))
             prompts = prompts_of_set(read, numbers, self._room)
-            found = self.answers(step, prompts, [[number] for number in numbers], is_greedy=True)
-            answers += [answer for each in found for answer in each]
+            batch_answers = self.answers(step, prompts, [[number] for number in numbers], is_greedy=True)
+            answers += [answer for prompt_answers in batch_answers for answer in prompt_answers]
             if self.passes is not None:
-                right += self._right_of(self.passes, step, prompts)
+                right += self._count_right(self.passes, step, prompts)
             self.context.set_waiting(True)
         metrics = self.judge.metrics(answers)
         return metrics | (self.passes.metrics(right) if self.passes is not None else {})
 
-    def _right_of(self, passes: PassSpec, step: int, prompts: list[Prompt]) -> list[int]:
+    def _count_right(self, passes: PassSpec, step: int, prompts: list[Prompt]) -> list[int]:
         """Draw answers to held-out prompts, and return how many of each prompt's are right."""
         right = [0] * len(prompts)
         # No more at once than in a rollout, whose memory is planned.
-        for first in range(0, passes.answers, self.asked.group):
-            ks = range(first, min(first + self.asked.group, passes.answers))
+        for first in range(0, passes.answers, self.spec.group):
+            ks = range(first, min(first + self.spec.group, passes.answers))
             numbers = [[prompt.number * passes.answers + k for k in ks] for prompt in prompts]
-            found = self.answers(step, prompts, numbers)
+            answers = self.answers(step, prompts, numbers)
             right = [
-                before + sum(map(passes.is_right, each)) for before, each in zip(right, found, strict=True)
+                count + sum(map(passes.is_right, prompt_answers))
+                for count, prompt_answers in zip(right, answers, strict=True)
             ]
         return right
 
@@ -178,7 +179,7 @@ class Rollouts:
                 rollout if that is generated meanwhile; else they are not read.
         """
         self.seconds = Seconds()
-        if step % self.asked.steps == 0:
+        if step % self.spec.steps == 0:
             self._waiting = self._make(engine, step, prompts)
         return self._waiting.pop(0)
 
@@ -187,63 +188,67 @@ class Rollouts:
 
         It is called after the step's training, before a commit.
         """
-        if self._pending is None or step % self.asked.steps:
+        if self._pending is None or step % self.spec.steps:
             return {}
         pending = self._pending
         self._pending = None
         started = time.perf_counter()
-        made = self.sampler.collect()
-        mine = self._division.share(pending.steps, made.answers)
-        everyone = gather_json([made.overlapped, mine])
+        generated = self.sampler.collect()
+        own_share = self._division.share(pending.steps, generated.answers)
+        all_shares = gather_json([generated.overlapped, own_share])
         self.context.progressed()
         waited = time.perf_counter() - started
         self.seconds.generate += waited
-        self.next.found = Ahead.of(pending, [share for _, share in everyone])
-        overlapped = covered((begin, end) for spans, _ in everyone for begin, end in spans)
+        self.next.ready = Ahead.of(pending, [share for _, share in all_shares])
+        overlapped = covered((begin, end) for spans, _ in all_shares for begin, end in spans)
         return {
             "generate_seconds": round(self.seconds.generate, 6),
             "overlapped_seconds": round(overlapped, 6),
-            **rate(self.next.found.answers, self._asking + waited + overlapped),
+            **rate(self.next.ready.answers, self._asking + waited + overlapped),
         }
 
     def _make(self, engine: Engine, step: int, prompts: Sequence[list[Prompt]]) -> list[Rollout]:
         """Return the rollouts of all steps of a rollout, and ask for the answers of the next one."""
-        now, following = prompts[: self.asked.steps], prompts[self.asked.steps :]
-        ready = self.next.take(now)
-        if ready is None or following:
+        current, next_prompts = prompts[: self.spec.steps], prompts[self.spec.steps :]
+        ready = self.next.take(current)
+        if ready is None or next_prompts:
             started = time.perf_counter()
             self.take(engine)
             self.seconds.transfer = time.perf_counter() - started
-        steps = range(step, step + len(now))
+        steps = range(step, step + len(current))
         answers = []
         if ready is None:
-            numbers = map(self._division.numbers, now)
-            answers = list(map(self.answers, steps, now, numbers))
-        drawn = ([answer.drawn for answer in each] for of_step in answers for each in of_step)
+            numbers = map(self._division.numbers, current)
+            answers = list(map(self.answers, steps, current, numbers))
+        drawn = (
+            [answer.drawn for answer in prompt_answers]
+            for step_answers in answers
+            for prompt_answers in step_answers
+        )
         speed = rate(drawn, self.seconds.generate)
-        if following:
-            self._ask(step, following)
+        if next_prompts:
+            self._ask(step, next_prompts)
         if ready is not None:  # scored while rollout workers generate
-            shares = self._division.shares(list(map(len, now)), ready.answers)
-            answers = list(map(self._scored, steps, now, shares))
+            shares = self._division.shares(list(map(len, current)), ready.answers)
+            answers = list(map(self._scored, steps, current, shares))
         version = step if ready is None else ready.version
-        made = [
-            self._of_step(each, of_step, version, is_stale=ready is not None)
-            for each, of_step in zip(now, answers, strict=True)
+        rollouts = [
+            self._step_rollout(step_prompts, step_answers, version, is_stale=ready is not None)
+            for step_prompts, step_answers in zip(current, answers, strict=True)
         ]
-        for rollout in made[1:] if ready is None else ():
+        for rollout in rollouts[1:] if ready is None else ():
             # What later steps compare with: the probabilities under the weights that generated the answers, computed
             # as those steps compute them.
-            then = engine.token_log_probabilities(rollout.batches)
-            for batch, values in zip(rollout.batches, then, strict=True):
+            log_probabilities = engine.token_log_probabilities(rollout.batches)
+            for batch, values in zip(rollout.batches, log_probabilities, strict=True):
                 batch[SAMPLED] = values.float().cpu()
         seconds = {
             "transfer_seconds": round(self.seconds.transfer, 6),
             "generate_seconds": round(self.seconds.generate, 6),
             "reward_seconds": round(self.seconds.reward, 6),
         }
-        made[0].metrics.update(seconds | speed)
-        return made
+        rollouts[0].metrics.update(seconds | speed)
+        return rollouts
 
     def _ask(self, step: int, prompts: Sequence[list[Prompt]]) -> None:
         """Ask for the answers to the prompts of each step of the next rollout, by the weights taken last."""
@@ -254,7 +259,7 @@ class Rollouts:
         self.seconds.generate += self._asking
         self._pending = Pending.of(step, prompts)
 
-    def _of_step(
+    def _step_rollout(
         self, prompts: list[Prompt], answers: list[list[Scored]], version: int, *, is_stale: bool
     ) -> Rollout:
         """Return what a step trains on.
@@ -265,17 +270,18 @@ class Rollouts:
             version: steps done by the weights that generated them.
             is_stale: whether these are not the weights before the rollout.
         """
-        group = self.asked.group
-        rewards = np.array([[answer.reward for answer in each] for each in answers])
-        found = advantages(rewards, self._objective.baseline, self._objective.scale_rewards)
-        mine = self._my_rows(len(prompts) * group)
+        group = self.spec.group
+        rewards = np.array([[answer.reward for answer in prompt_answers] for prompt_answers in answers])
+        step_advantages = advantages(rewards, self._objective.baseline, self._objective.scale_rewards)
+        own_rows = self._my_rows(len(prompts) * group)
         return Rollout(
             batches=[
-                self._rows.batch(prompts, answers, found, rows=rows, is_stale=is_stale) for rows in mine
+                self._rows.batch(prompts, answers, step_advantages, rows=rows, is_stale=is_stale)
+                for rows in own_rows
             ],
-            digest=self._digest(prompts, answers, mine, version),
-            metrics=self._metrics(answers, found)
-            | ({"rollout_version": version} if self.asked.staleness else {}),
+            digest=self._digest(prompts, answers, own_rows, version),
+            metrics=self._metrics(answers, step_advantages)
+            | ({"rollout_version": version} if self.spec.staleness else {}),
             prompts=prompts,
             answers=answers,
             version=version,
@@ -297,47 +303,49 @@ class Rollouts:
     def _drawn(self, prompts: list[Prompt], numbers: list[list[int]], is_greedy: bool = False) -> Share:
         """Generate this rank's share of the answers."""
         started = time.perf_counter()
-        made = self.sampler.answers(self._division.units(prompts, numbers, is_greedy))
+        generated = self.sampler.answers(self._division.units(prompts, numbers, is_greedy))
         self.context.progressed()
         self.seconds.generate += time.perf_counter() - started
-        return self._division.share([len(prompts)], made)
+        return self._division.share([len(prompts)], generated)
 
-    def _scored(self, step: int, prompts: list[Prompt], mine: Share) -> list[list[Scored]]:
+    def _scored(self, step: int, prompts: list[Prompt], own_share: Share) -> list[list[Scored]]:
         """Return the answers to all prompts with their rewards. Each rank scores its share."""
         started = time.perf_counter()
-        asked = [(prompts[number], drawn) for number, drawn in mine]
+        own_answers = [(prompts[number], drawn) for number, drawn in own_share]
         # Each reward has its own time limit, which may be longer than a step's.
         self.context.set_waiting(True)
-        scored = self.judge.score(step, asked, self.context.lives)
+        scored = self.judge.score(step, own_answers, self.context.lives)
         self.seconds.reward += time.perf_counter() - started
-        everyone = gather_json(
+        all_answers = gather_json(
             [
-                [number, [answer.to_json() for answer in found]]
-                for (number, _), found in zip(mine, scored, strict=True)
+                [number, [answer.to_json() for answer in prompt_answers]]
+                for (number, _), prompt_answers in zip(own_share, scored, strict=True)
             ]
         )
         self.context.set_waiting(False)
-        by_number = {number: found for each in everyone for number, found in each}
+        by_number = {
+            number: prompt_answers for rank_answers in all_answers for number, prompt_answers in rank_answers
+        }
         return [list(map(Scored.from_json, by_number[number])) for number in range(len(prompts))]
 
     def _my_rows(self, rows: int) -> list[range]:
         """Return the rows of this rank's micro-batches, of all `rows` of the step."""
         coordinate = self.layout.coordinate(self.context.rank_info.rank)
-        mine = slices(0, rows, coordinate["dp"], self.layout.dp, self.layout.micro_batch)
-        return [range(first, first + count) for first, count in mine]
+        ranges = slices(0, rows, coordinate["dp"], self.layout.dp, self.layout.micro_batch)
+        return [range(first, first + count) for first, count in ranges]
 
     def _digest(
-        self, prompts: list[Prompt], answers: list[list[Scored]], mine: list[range], version: int
+        self, prompts: list[Prompt], answers: list[list[Scored]], own_rows: list[range], version: int
     ) -> int:
         """Return the sum of the receipt digests of this rank's rows; 0 if another rank counts them."""
         coordinate = self.layout.coordinate(self.context.rank_info.rank)
         if coordinate["pp"] or coordinate["cp"] or coordinate["tp"]:
             return 0
-        return self._rows.digest(prompts, answers, [row for rows in mine for row in rows], version)
+        return self._rows.digest(prompts, answers, [row for rows in own_rows for row in rows], version)
 
-    def _metrics(self, answers: list[list[Scored]], found: Advantages) -> dict[str, float]:
+    def _metrics(self, answers: list[list[Scored]], step_advantages: Advantages) -> dict[str, float]:
         return {
-            **self.judge.metrics([answer for each in answers for answer in each]),
-            "reward_deviation": found.deviation,
-            "without_signal": found.without_signal,
+            **self.judge.metrics([answer for prompt_answers in answers for answer in prompt_answers]),
+            "reward_deviation": step_advantages.deviation,
+            "without_signal": step_advantages.without_signal,
         }

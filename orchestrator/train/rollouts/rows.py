@@ -34,14 +34,14 @@ class Rows:
 
     Attributes:
         objective: the objective.
-        asked: how answers are generated.
+        spec: how answers are generated.
         length: tokens of a row.
         has_experts: whether the model routes tokens, which then needs to know the padding.
         dropout_seed: the seed of the rows' dropout; None if the model draws nothing.
     """
 
     objective: Rewarded
-    asked: RolloutSpec
+    spec: RolloutSpec
     length: int
     has_experts: bool
     dropout_seed: int | None
@@ -50,7 +50,7 @@ class Rows:
         self,
         prompts: list[Prompt],
         answers: list[list[Scored]],
-        found: Advantages,
+        step_advantages: Advantages,
         *,
         rows: range,
         is_stale: bool,
@@ -61,7 +61,7 @@ class Rows:
         the log-probabilities that they had then.
         """
         length = self.length
-        group = self.asked.group
+        group = self.spec.group
         size = len(rows)
         padding = self.objective.vocabulary.padding
         tokens = np.full((size, length), padding, dtype=np.int64)
@@ -70,26 +70,26 @@ class Rows:
         floats = {
             name: np.zeros((size, length), dtype=np.float32) for name in (ADVANTAGE, WEIGHT, COUNTED, DRAWN)
         }
-        for at, row in enumerate(rows):
+        for index, row in enumerate(rows):
             number, k = divmod(row, group)
             prompt = prompts[number].tokens
             drawn = answers[number][k].drawn
-            whole = [*prompt, *drawn.tokens]
-            tokens[at, : len(whole)] = whole
-            real[at, : len(whole)] = True
+            row_tokens = [*prompt, *drawn.tokens]
+            tokens[index, : len(row_tokens)] = row_tokens
+            real[index, : len(row_tokens)] = True
             # A label is at the position that predicts it: one before its token.
-            places = slice(len(prompt) - 1, len(whole) - 1)
-            labels[at, places] = drawn.tokens
-            floats[DRAWN][at, places] = drawn.log_probabilities
-            if found.is_counted[number, k]:
-                floats[ADVANTAGE][at, places] = found.values[number, k]
-                self._weigh(floats[WEIGHT][at, places], floats[COUNTED][at, places])
+            label_positions = slice(len(prompt) - 1, len(row_tokens) - 1)
+            labels[index, label_positions] = drawn.tokens
+            floats[DRAWN][index, label_positions] = drawn.log_probabilities
+            if step_advantages.is_counted[number, k]:
+                floats[ADVANTAGE][index, label_positions] = step_advantages.values[number, k]
+                self._weigh(floats[WEIGHT][index, label_positions], floats[COUNTED][index, label_positions])
         batch: Batch = {"tokens": torch.from_numpy(tokens), "labels": torch.from_numpy(labels)}
         batch |= {name: torch.from_numpy(values) for name, values in floats.items()}
         if is_stale:
             batch[SAMPLED] = batch[DRAWN]
-        if self.asked.temperature != 1.0:
-            batch[TEMPERATURE] = torch.full((size,), self.asked.temperature)
+        if self.spec.temperature != 1.0:
+            batch[TEMPERATURE] = torch.full((size,), self.spec.temperature)
         if self.has_experts:
             batch[REAL] = torch.from_numpy(real)
         if self.dropout_seed is not None:
@@ -105,9 +105,9 @@ class Rows:
 
         With staleness, an answer counts with the version that generated it.
         """
-        group = self.asked.group
+        group = self.spec.group
         digests = []
-        versions = [version] if self.asked.staleness else []
+        versions = [version] if self.spec.staleness else []
         for row in rows:
             number, k = divmod(row, group)
             prompt = prompts[number]
@@ -125,5 +125,5 @@ class Rows:
             weight[:] = 1.0
             counted[:] = 1.0
             return
-        weight[:] = 1.0 / (len(weight) if loss_type == "grpo" else self.asked.max_tokens)
+        weight[:] = 1.0 / (len(weight) if loss_type == "grpo" else self.spec.max_tokens)
         counted[0] = 1.0

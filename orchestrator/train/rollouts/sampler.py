@@ -88,7 +88,7 @@ class OwnSampler:
         workload: Workload,
         device: Device,
         seed: int,
-        asked: RolloutSpec,
+        spec: RolloutSpec,
         ends: Collection[int],
         ended: Ended | None = None,
         progressed: Callable[[], object] = lambda: None,
@@ -99,8 +99,8 @@ class OwnSampler:
         self.replica = Replica(workload, device, seed)
         self._config = workload.config
         self._device = device
-        self._asked = asked
-        self._sampling = Sampling(asked.temperature, asked.top_k, asked.top_p, seed)
+        self._spec = spec
+        self._sampling = Sampling(spec.temperature, spec.top_k, spec.top_p, seed)
         self._ends = ends
         self._ended = ended
         self._progressed = progressed
@@ -134,7 +134,7 @@ class OwnSampler:
                 self._config,
                 prompts=unit.prompts,
                 numbers=unit.numbers,
-                max_tokens=self._asked.max_tokens,
+                max_tokens=self._spec.max_tokens,
                 sampling=greedy if unit.is_greedy else self._sampling,
                 ends=self._ends,
                 ended=self._ended,

@@ -40,39 +40,42 @@ class Division:
     ) -> list[Unit]:
         """Return this rank's units. `numbers` are those of the answers to each prompt."""
         return [
-            Unit([prompts[n].tokens for n in place], [numbers[n] for n in place], is_greedy)
-            for place in self._places(len(prompts))
+            Unit([prompts[n].tokens for n in unit_numbers], [numbers[n] for n in unit_numbers], is_greedy)
+            for unit_numbers in self._unit_prompts(len(prompts))
         ]
 
     def ahead(self, steps: Sequence[Sequence[Prompt]]) -> list[Unit]:
         """Return this rank's units of several steps, which are asked for together."""
         return [unit for prompts in steps for unit in self.units(prompts, self.numbers(prompts))]
 
-    def share(self, steps: Sequence[int], made: Iterable[list[list[Drawn]]]) -> Share:
+    def share(self, steps: Sequence[int], unit_answers: Iterable[list[list[Drawn]]]) -> Share:
         """Return this rank's share of the answers to the prompts of some steps.
 
         Args:
             steps: the number of prompts of each step.
-            made: the answers of this rank's units of all steps.
+            unit_answers: the answers of this rank's units of all steps.
         """
-        firsts = [sum(steps[:number]) for number in range(len(steps))]
+        first_numbers = [sum(steps[:number]) for number in range(len(steps))]
         numbers = [
             first + number
-            for first, count in zip(firsts, steps, strict=True)
-            for number in chain.from_iterable(self._places(count))
+            for first, count in zip(first_numbers, steps, strict=True)
+            for number in chain.from_iterable(self._unit_prompts(count))
         ]
-        return list(zip(numbers, chain.from_iterable(made), strict=True))
+        return list(zip(numbers, chain.from_iterable(unit_answers), strict=True))
 
     def shares(self, steps: Sequence[int], answers: Iterable[list[Drawn]]) -> list[Share]:
         """Return this rank's share of the answers to the prompts of each step, of all `answers` in order."""
-        left = iter(answers)
-        of_steps = [list(islice(left, count)) for count in steps]
+        remaining = iter(answers)
+        answers_by_step = [list(islice(remaining, count)) for count in steps]
         return [
-            [(number, each[number]) for number in chain.from_iterable(self._places(len(each)))]
-            for each in of_steps
+            [
+                (number, step_answers[number])
+                for number in chain.from_iterable(self._unit_prompts(len(step_answers)))
+            ]
+            for step_answers in answers_by_step
         ]
 
-    def _places(self, prompts: int) -> list[range]:
+    def _unit_prompts(self, prompts: int) -> list[range]:
         """Return the numbers of the prompts of each unit, of so many prompts."""
         starts = range(self.rank * self.together, prompts, self.world * self.together)
         return [range(first, min(first + self.together, prompts)) for first in starts]
@@ -80,9 +83,9 @@ class Division:
 
 def covered(spans: Iterable[tuple[float, float]]) -> float:
     """Return the length of the union of spans, given by begin and end."""
-    whole = 0.0
+    total = 0.0
     reached = -math.inf
     for begin, end in sorted(spans):
-        whole += max(end - max(begin, reached), 0.0)
+        total += max(end - max(begin, reached), 0.0)
         reached = max(reached, end)
-    return whole
+    return total

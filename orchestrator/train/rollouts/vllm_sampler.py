@@ -53,7 +53,7 @@ class VllmSampler:
         workload: TransformerWorkload,
         device: Device,
         seed: int,
-        asked: RolloutSpec,
+        spec: RolloutSpec,
         ends: Collection[int],
         sequence_length: int,
         tokenizer: Tokenizer,
@@ -65,7 +65,7 @@ class VllmSampler:
             workload: the model.
             device: this worker's device; vLLM computes in its compute dtype.
             seed: the seed of the run.
-            asked: how answers are generated.
+            spec: how answers are generated.
             ends: tokens that end an answer.
             sequence_length: maximum tokens of a prompt and its answer together.
             tokenizer: turns tokens into text, in which vLLM looks for texts that end an answer.
@@ -75,7 +75,7 @@ class VllmSampler:
         """
         self.replica = Replica(workload, Device(torch.device("cpu"), torch.float32, device.group), seed)
         self._workload = workload
-        self._asked = asked
+        self._spec = spec
         self._seed = seed
         self._ends = sorted(ends)
         self._progressed = progressed
@@ -117,43 +117,43 @@ class VllmSampler:
             MissingLogProbability: a token has no log-probability.
             LogitsNotFinite: a log-probability is not finite.
         """
-        asked = [
+        requests = [
             (prompt, number)
             for prompt, numbers in zip(unit.prompts, unit.numbers, strict=True)
             for number in numbers
         ]
-        most = SECONDS_AT_LEAST + SECONDS_A_TOKEN * self._asked.max_tokens
-        with _reporting(self._progressed, most):
-            found = self._engine.generate(
-                [{"prompt_token_ids": prompt} for prompt, _ in asked],
-                [self._sampling(number, unit.is_greedy) for _, number in asked],
+        max_seconds = SECONDS_AT_LEAST + SECONDS_A_TOKEN * self._spec.max_tokens
+        with _reporting(self._progressed, max_seconds):
+            outputs = self._engine.generate(
+                [{"prompt_token_ids": prompt} for prompt, _ in requests],
+                [self._sampling(number, unit.is_greedy) for _, number in requests],
                 use_tqdm=False,
             )
-        drawn = iter([_drawn(request.outputs[0]) for request in found])
+        drawn = iter([_drawn(request.outputs[0]) for request in outputs])
         return [[next(drawn) for _ in numbers] for numbers in unit.numbers]
 
     def _sampling(self, number: int, is_greedy: bool) -> Any:
         """Return how the answer of a number is drawn."""
         return self._parameters(
-            temperature=0.0 if is_greedy else self._asked.temperature,
+            temperature=0.0 if is_greedy else self._spec.temperature,
             seed=answer_seed(self._seed, number),
-            max_tokens=self._asked.max_tokens,
+            max_tokens=self._spec.max_tokens,
             stop_token_ids=self._ends,
             ignore_eos=True,  # `ends` has the tokens that end an answer
-            stop=self._asked.stop or None,
+            stop=self._spec.stop or None,
             include_stop_str_in_output=True,
             logprobs=0,  # of the drawn token alone
         )
 
 
 @contextmanager
-def _reporting(progressed: Callable[[], object], most: float) -> Iterator[None]:
+def _reporting(progressed: Callable[[], object], max_seconds: float) -> Iterator[None]:
     """Call `progressed` each second meanwhile, for at most so many seconds: vLLM does not tell that it goes on."""
-    done = threading.Event()
+    finished = threading.Event()
 
     def report() -> None:
-        end = time.monotonic() + most
-        while not done.wait(1.0) and time.monotonic() < end:
+        end = time.monotonic() + max_seconds
+        while not finished.wait(1.0) and time.monotonic() < end:
             progressed()
 
     thread = threading.Thread(target=report, daemon=True)
@@ -161,7 +161,7 @@ def _reporting(progressed: Callable[[], object], most: float) -> Iterator[None]:
     try:
         yield
     finally:
-        done.set()
+        finished.set()
         thread.join()
 
 
@@ -174,20 +174,20 @@ def answer_seed(seed: int, number: int) -> int:
 def _drawn(output: Any) -> Drawn:
     """Return an answer of vLLM. Its entropy is NaN, which no metric counts: vLLM does not compute it."""
     tokens = [int(token) for token in output.token_ids]
-    of_tokens: Sequence[Mapping[int, Any] | None] = output.logprobs or []
+    log_probabilities: Sequence[Mapping[int, Any] | None] = output.logprobs or []
     if output.finish_reason not in ("stop", "length") or not tokens:
         raise RuntimeError(
             f"vLLM ended an answer after {len(tokens)} tokens, because of {output.finish_reason}"
         )
-    if len(of_tokens) != len(tokens):
+    if len(log_probabilities) != len(tokens):
         raise MissingLogProbability(
-            f"vLLM returned {len(of_tokens)} log-probabilities for {len(tokens)} tokens"
+            f"vLLM returned {len(log_probabilities)} log-probabilities for {len(tokens)} tokens"
         )
     values = []
-    for place, (token, of_token) in enumerate(zip(tokens, of_tokens, strict=True)):
-        value = getattr((of_token or {}).get(token), "logprob", None)
+    for position, (token, candidates) in enumerate(zip(tokens, log_probabilities, strict=True)):
+        value = getattr((candidates or {}).get(token), "logprob", None)
         if value is None:
-            raise MissingLogProbability(f"vLLM returned no log-probability of token {place} of an answer")
+            raise MissingLogProbability(f"vLLM returned no log-probability of token {position} of an answer")
         if not math.isfinite(value):
             raise LogitsNotFinite
         values.append(float(value))

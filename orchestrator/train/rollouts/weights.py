@@ -16,7 +16,7 @@ from torch import Tensor
 from orchestrator.checkpoint.connections import Connections
 from orchestrator.parallel.rank_messages import gather_json
 from orchestrator.train.engines.engine import Engine
-from orchestrator.train.rollouts.replica import WEIGHTS, Place, Replica, place_of
+from orchestrator.train.rollouts.replica import WEIGHTS, PieceLocation, Replica, location_of
 from orchestrator.train.rollouts.work_queue import TIMEOUT
 
 
@@ -60,25 +60,29 @@ class WeightSender:
         pieces = [piece for piece in engine.state() if piece.name.startswith(WEIGHTS)]
         buffers = [_bytes_of(piece.data.detach().to("cpu", torch.float32)) for piece in pieces]
         note = {"version": version, "rank": int(self._name), "world": self._world}
-        text = json.dumps({**note, "places": [place_of(piece) for piece in pieces]}).encode()
+        text = json.dumps({**note, "places": [location_of(piece) for piece in pieces]}).encode()
         request = {
             "do": "keep", "step": version, "name": self._name, "attempt": attempt, "complete": version,
             "spared": spared, "note": len(text),
         }  # fmt: skip
         problems = []
-        have = []
+        accepted = []
         for server in servers:
             try:
                 self._connections.ask(server["address"], request, text, *buffers)
             except OSError as error:
                 problems.append(f"{server['node']}: {error}")
             else:
-                have.append(server)
-        if not have:
-            why = "; ".join(problems) or "no server is running"
-            raise NoWeights(f"no server of weights took version {version} from rank {self._name}: {why}")
+                accepted.append(server)
+        if not accepted:
+            reason = "; ".join(problems) or "no server is running"
+            raise NoWeights(f"no server of weights took version {version} from rank {self._name}: {reason}")
         # No unit of work names weights that are still on their way.
-        return list({each["address"]: each for of_rank in gather_json(have) for each in of_rank}.values())
+        return list(
+            {
+                chosen["address"]: chosen for rank_servers in gather_json(accepted) for chosen in rank_servers
+            }.values()
+        )
 
 
 def read_weights(replica: Replica, token: str, servers: Sequence[dict[str, str]], version: int) -> None:
@@ -112,9 +116,9 @@ def read_weights(replica: Replica, token: str, servers: Sequence[dict[str, str]]
             problems.append(f"{server['node']}: {error}")
     connections.close()
     if missing is None or missing:
-        of = f" of ranks {', '.join(map(str, sorted(missing)))}" if missing else ""
-        why = "; ".join(problems) or "the others do not have it"
-        raise NoWeights(f"no server has the weights{of} in version {version}: {why}")
+        ranks_text = f" of ranks {', '.join(map(str, sorted(missing)))}" if missing else ""
+        reason = "; ".join(problems) or "the others do not have it"
+        raise NoWeights(f"no server has the weights{ranks_text} in version {version}: {reason}")
 
 
 def _read_part(replica: Replica, connections: Connections, address: str, note: dict[str, Any]) -> None:
@@ -128,11 +132,11 @@ def _read_part(replica: Replica, connections: Connections, address: str, note: d
         if len(target):
             size = connections.ask(address, {**request, "count": len(target)}, target=target)["size"]
             if size != len(target):
-                raise ConnectionError(f"{size} bytes came, and {len(target)} were asked for")
+                raise ConnectionError(f"expected {len(target)} bytes, but received {size}")
         offset += len(target)
 
-    places = [Place(name, tuple(start), tuple(extent)) for name, start, extent in note["places"]]
-    replica.fill(places, read)
+    locations = [PieceLocation(name, tuple(start), tuple(extent)) for name, start, extent in note["places"]]
+    replica.fill(locations, read)
 
 
 def _bytes_of(values: Tensor) -> memoryview:

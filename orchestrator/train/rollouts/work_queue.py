@@ -23,7 +23,7 @@ from orchestrator.checkpoint.snapshot_server import answer_all, listen, receive
 
 TIMEOUT = 60.0
 """Seconds for the queue to answer, and for a weight server."""
-LOOK = 1.0
+POLL_SECONDS = 1.0
 """Seconds that the queue waits for something new before it answers with nothing."""
 
 
@@ -36,7 +36,7 @@ class _Unit:
         rank: the connection of the rank that asked for it.
         index: its place among the units of that call.
         is_ahead: whether its rank trains meanwhile. Units that ranks wait for go first.
-        asked: the monotonic time at which it was asked for.
+        asked_at: the monotonic time at which it was asked for.
         answers: the answers as text; None before they are there.
         taken, made: the seconds from asking until a worker took it, the last one if several did, and until the answers.
         worker: the rollout worker that generates them, empty without one, and the number of its connection.
@@ -46,7 +46,7 @@ class _Unit:
     rank: int
     index: int
     is_ahead: bool
-    asked: float
+    asked_at: float
     answers: str | None = None
     taken: float = 0.0
     made: float = 0.0
@@ -120,21 +120,21 @@ class RolloutQueue:
 
     def _answer(self, connection: socket.socket, request: dict[str, Any], number: int) -> tuple[Any, ...]:
         """Carry out a request of a connection. Return the answer, and the bytes that follow it."""
-        given = bytes(receive(connection, memoryview(bytearray(request["size"]))))
+        content = bytes(receive(connection, memoryview(bytearray(request["size"]))))
         match request["do"]:
             case "servers":
                 return {}, json.dumps(list(self.servers)).encode()
             case "ask":
-                return (self._ask(request, json.loads(given), number),)
+                return (self._ask(request, json.loads(content), number),)
             case "collect":
-                return self._collect(json.loads(given))
+                return self._collect(json.loads(content))
             case "meet":
                 return (self._meet(request),)
             case "take":
-                found = self._take((request["worker"], number))
-                return {}, json.dumps(found).encode()
+                unit = self._take((request["worker"], number))
+                return {}, json.dumps(unit).encode()
             case "give":
-                return (self._give(request["name"], given.decode()),)
+                return (self._give(request["name"], content.decode()),)
             case "wanted":
                 return ({"wanted": self._is_wanted(request["name"])},)
         return ({"error": "malformed"},)
@@ -149,14 +149,14 @@ class RolloutQueue:
         with self._changed:
             numbered = enumerate(units.items())
             self._units |= {
-                name: _Unit(text, rank, index, is_ahead=request["ahead"], asked=now)
+                name: _Unit(text, rank, index, is_ahead=request["ahead"], asked_at=now)
                 for index, (name, text) in numbered
             }
             self._changed.notify_all()
         return {}
 
     def _collect(self, names: list[str]) -> tuple[Any, ...]:
-        def found() -> dict[str, list[Any]]:
+        def ready_results() -> dict[str, list[Any]]:
             units = {name: self._units[name] for name in names}
             ready = {name: unit for name, unit in units.items() if unit.answers is not None}
             return {name: [unit.answers, unit.taken, unit.made] for name, unit in ready.items()}
@@ -165,40 +165,40 @@ class RolloutQueue:
             if not self._units.keys() >= set(names):
                 return ({"error": "replaced"},)
             self._changed.wait_for(
-                lambda: self._closed or not self._units.keys() >= set(names) or found(), LOOK
+                lambda: self._closed or not self._units.keys() >= set(names) or ready_results(), POLL_SECONDS
             )
             if not self._units.keys() >= set(names):
                 return ({"error": "replaced"},)
-            answers = found()
+            answers = ready_results()
             for name in answers:
                 del self._units[name]
             return {}, json.dumps(answers).encode()
 
     def _meet(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Note that a rank has its answers of a call. Return whether all ranks have theirs, after LOOK seconds."""
+        """Note that a rank has its answers of a call. Return whether all ranks have theirs, within POLL_SECONDS."""
         with self._changed:
             if request["attempt"] < self._attempt:
                 return {"error": "replaced"}
-            there = self._met.setdefault(request["call"], set())
-            there.add(request["rank"])
+            ranks = self._met.setdefault(request["call"], set())
+            ranks.add(request["rank"])
             # A rank may still be in the call before, but not in an earlier one: this one would not have begun.
             self._met = dict(list(self._met.items())[-2:])
             self._changed.notify_all()
             self._changed.wait_for(
-                lambda: self._closed or len(there) >= request["world"] or request["attempt"] < self._attempt,
-                LOOK,
+                lambda: self._closed or len(ranks) >= request["world"] or request["attempt"] < self._attempt,
+                POLL_SECONDS,
             )
-            return {"all": len(there) >= request["world"]}
+            return {"all": len(ranks) >= request["world"]}
 
     def _take(self, worker: tuple[str, int]) -> list[Any] | None:
         """Return the name and the text of a unit; None if there is nothing to do."""
         with self._changed:
-            chosen = self._changed.wait_for(lambda: self._closed or self._first(), LOOK)
+            chosen = self._changed.wait_for(lambda: self._closed or self._first(), POLL_SECONDS)
             if not isinstance(chosen, str):
                 return None
             unit = self._units[chosen]
             unit.worker = worker
-            unit.taken = time.monotonic() - unit.asked
+            unit.taken = time.monotonic() - unit.asked_at
             return [chosen, unit.text]
 
     def _first(self) -> str | None:
@@ -213,7 +213,7 @@ class RolloutQueue:
             if (unit := self._units.get(name)) is not None:
                 if unit.answers is None:
                     self.done += 1
-                    unit.made = time.monotonic() - unit.asked
+                    unit.made = time.monotonic() - unit.asked_at
                 unit.answers = answers
                 self._changed.notify_all()
         return {}
@@ -241,7 +241,7 @@ class Work(NamedTuple):
     content: dict[str, Any]
 
 
-class Made(NamedTuple):
+class UnitResult(NamedTuple):
     """What a rank gets for a unit of work.
 
     Attributes:
@@ -286,7 +286,7 @@ class QueueClient:
 
     def collect(
         self, names: Sequence[str], progressed: Callable[[], object] = lambda: None
-    ) -> dict[str, Made]:
+    ) -> dict[str, UnitResult]:
         """Wait for units of work, and return what was made of them by name.
 
         The wait has no limit here: the controller ends ranks that wait while no rollout worker makes progress.
@@ -299,21 +299,19 @@ class QueueClient:
             OSError: the queue is gone, or a later attempt of the run has begun.
             ConnectionError: the queue forgot the units, because it lost the connection to this rank.
         """
-        found: dict[str, Made] = {}
-        while missing := [name for name in names if name not in found]:
+        results: dict[str, UnitResult] = {}
+        while missing := [name for name in names if name not in results]:
             try:
                 answer = json.loads(self._do("collect", json.dumps(missing).encode())["bytes"])
             except PermissionError:
-                why = "a later attempt of the run began, or the connection was lost"
+                cause = "a later attempt of the run began, or the connection was lost"
                 # `error_kind` knows the first words: the program is not at fault.
-                text = (
-                    f"Connection reset: the queue of rollouts forgot what this rank asked for, because {why}"
-                )
+                text = f"Connection reset: the queue of rollouts forgot what this rank asked for, because {cause}"
                 raise ConnectionError(text) from None
-            found |= {name: Made(json.loads(text), *times) for name, (text, *times) in answer.items()}
+            results |= {name: UnitResult(json.loads(text), *times) for name, (text, *times) in answer.items()}
             if answer:
                 progressed()
-        return found
+        return results
 
     def meet(self, attempt: int, call: str, rank: int, world: int) -> None:
         """Wait until all ranks have the answers of a call. All ranks make the same calls in the same order.
@@ -333,11 +331,11 @@ class QueueClient:
             pass
 
     def take(self) -> Work | None:
-        """Return a unit of work, or None if the queue gets no unit within LOOK seconds."""
-        found = json.loads(self._do("take", worker=self._worker)["bytes"])
-        if found is None:
+        """Return a unit of work, or None if the queue gets no unit within POLL_SECONDS."""
+        work = json.loads(self._do("take", worker=self._worker)["bytes"])
+        if work is None:
             return None
-        name, text = found
+        name, text = work
         return Work(name, json.loads(text))
 
     def give(self, name: str, answers: Any) -> None:
@@ -348,5 +346,5 @@ class QueueClient:
         """Return whether somebody still waits for the answers of a unit."""
         return bool(self._do("wanted", name=name)["wanted"])
 
-    def _do(self, do: str, given: bytes = b"", **more: Any) -> dict[str, Any]:
-        return self._connections.ask(self._address, {"do": do, **more}, given)
+    def _do(self, do: str, content: bytes = b"", **fields: Any) -> dict[str, Any]:
+        return self._connections.ask(self._address, {"do": do, **fields}, content)

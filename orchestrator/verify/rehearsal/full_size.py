@@ -10,7 +10,7 @@ from orchestrator.parallel.layout import Layout
 from orchestrator.planner.choose_layout import Plan
 from orchestrator.planner.choose_precision import MachineOf
 from orchestrator.planner.device import Machine
-from orchestrator.planner.machines import on_paper, worker_on_paper
+from orchestrator.planner.machines import resources_on_device, worker_on_device
 from orchestrator.planner.memory import fits, offered
 from orchestrator.resolve.resolved_job import ResolvedJob
 from orchestrator.train.config import Precision
@@ -68,24 +68,26 @@ def worker_of(device: str | None) -> MachineOf:
     The worker is `device`, by the name or the file of its profile, else as the job names it, else this machine.
     """
     if device:
-        return lambda resources, precision: worker_on_paper(on_paper(resources, device), precision, device)
-    return lambda resources, precision: _worker(resources, precision)[0]
+        return lambda asked, precision: worker_on_device(
+            resources_on_device(asked, device), precision, device
+        )
+    return lambda asked, precision: _worker(asked, precision)[0]
 
 
 def plan_at_full_size(job: ResolvedJob, device: str | None) -> tuple[ResolvedJob, FullSizePlan]:
     """Return the job for such workers, see `worker_of`, and its plan there. Raises InputError if no layout is legal."""
-    from orchestrator.planner.trace.layout_memory import confirmed
+    from orchestrator.planner.trace.layout_memory import plan_with_traces
 
     spec, is_known = job.spec, True
     if device:
-        spec = spec.with_parts(resources=on_paper(spec.resources, device))
+        spec = spec.with_parts(resources=resources_on_device(spec.resources, device))
         job, machine = (
             replace(job, spec=spec),
-            worker_on_paper(spec.resources, spec.train.dtype, device),
+            worker_on_device(spec.resources, spec.train.dtype, device),
         )
     else:
         machine, is_known = _worker(spec.shared_resources, spec.train.dtype)
-    confirmed_plan = confirmed(job, spec.resources.workers.max, machine, must_fit=False)
+    confirmed_plan = plan_with_traces(job, spec.resources.workers.max, machine, must_fit=False)
     return job, FullSizePlan(
         confirmed_plan.plan, is_known, not spec.resources.per_worker.gpu, confirmed_plan.traced
     )

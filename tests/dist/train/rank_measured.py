@@ -13,7 +13,7 @@ from cluster.workers.worker_context import WorkerContext
 from orchestrator.parallel.device import COMPUTE, Device, close_device, open_device
 from orchestrator.parallel.layout import Layout
 from orchestrator.planner.step_trace import CATEGORIES
-from orchestrator.planner.trace.recorded_steps import begin_recording, follow, pipeline_followed, step
+from orchestrator.planner.trace.recorded_steps import begin_recording, follow_pipeline, install_hooks, step
 from orchestrator.planner.trace.recorder import Recorder
 from orchestrator.planner.trace.sample_batch import sample_batch
 from orchestrator.train.engines.torch_engine import TorchEngine
@@ -47,9 +47,9 @@ def measure(case: dict[str, Any], device: Device) -> dict[str, Any]:
     with recorder:
         engine = TorchEngine(spec.engine, workload, layout, device)
         engine.initialise(spec.seed)
-        follow(engine, recorder)
+        install_hooks(engine, recorder)
         given = [{name: tensor.clone() for name, tensor in batch.items()} for _ in range(count)]
-        with pipeline_followed(recorder):
+        with follow_pipeline(recorder):
             for _ in range(2):
                 step(engine, given, 1e-3, recorder)
             begin_recording(engine, recorder)

@@ -25,7 +25,7 @@ from orchestrator.planner.memory import MEMORY_SHARE, peak_bytes
 from orchestrator.planner.planner import Planner
 from orchestrator.planner.step_trace import CATEGORIES, Memory, NotTraced, StepTrace
 from orchestrator.planner.trace import background_tracer, layout_memory
-from orchestrator.planner.trace.layout_memory import TracedMemory, check_fits, confirmed
+from orchestrator.planner.trace.layout_memory import TracedMemory, check_fits, plan_with_traces
 from orchestrator.resolve.resolved_job import ResolvedJob, resolve
 
 LOW = 0.5
@@ -34,7 +34,7 @@ LOW = 0.5
 
 @pytest.fixture(autouse=True)
 def _nothing_remembered() -> None:
-    layout_memory._remembered.cache_clear()
+    layout_memory._cached.cache_clear()
 
 
 @pytest.fixture
@@ -64,7 +64,7 @@ def machine(resolved: ResolvedJob, monkeypatch: pytest.MonkeyPatch) -> Machine:
 
 def test_a_layout_gives_way_to_the_next_whose_trace_fits(resolved: ResolvedJob, machine: Machine) -> None:
     by_formula = planning.plan(demand_of(resolved.spec), resolved.shape, 1, machine).chosen.layout
-    found = confirmed(resolved, 1, machine)
+    found = plan_with_traces(resolved, 1, machine)
     assert found.traced is not None
     assert found.traced.layout == found.plan.chosen.layout != by_formula
     assert found.traced.fits(found.plan, False)
@@ -79,8 +79,8 @@ def test_without_time_for_more_the_one_that_needs_least_is_taken(
     resolved: ResolvedJob, machine: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And by the controller, to which the verdicts are all it knows."""
-    monkeypatch.setattr(layout_memory, "SECONDS", 0.0)
-    found = confirmed(resolved, 1, machine)
+    monkeypatch.setattr(layout_memory, "TRACE_SECONDS", 0.0)
+    found = plan_with_traces(resolved, 1, machine)
     layout = found.plan.chosen.layout
     assert found.traced is not None
     assert found.traced.layout == layout
@@ -88,7 +88,7 @@ def test_without_time_for_more_the_one_that_needs_least_is_taken(
     assert layout.micro_batch == 1
     assert [not verdict.reason for verdict in found.verdicts.values()] == [False, True]
     reasons = dict(found.plan.rejected)
-    assert reasons[layout.but(micro_batch=2)] == f"is not known to fit, as {layout} is by its trace"
+    assert reasons[layout.but(micro_batch=2)] == f"has no trace, and {layout} fits by its trace"
     planner = Planner(demand_of(resolved.spec), resolved.shape, machine, confirm=lambda _: found.verdicts)
     assert (planner.choose(1), planner.refused) == (layout, 1)
 
@@ -99,7 +99,7 @@ def test_what_has_the_same_shape_is_traced_once(
     made: list[tuple[Layout, float]] = []
     nothing = dict.fromkeys(CATEGORIES, 0)
 
-    def traced(asked: layout_memory._Asked) -> TracedMemory:
+    def traced(asked: layout_memory._TraceRequest) -> TracedMemory:
         layout, seconds = asked.layout, asked.seconds
         made.append((layout, seconds))
         if not seconds:
@@ -111,7 +111,7 @@ def test_what_has_the_same_shape_is_traced_once(
         train_spec = spec.train.model_copy(update=train)
         return dataclasses.replace(resolved, spec=spec.with_parts(train=train_spec))
 
-    monkeypatch.setattr(layout_memory, "_traced", traced)
+    monkeypatch.setattr(layout_memory, "_trace", traced)
     one, two = Layout(micro_batch=1), Layout(micro_batch=2)
     for each, layout, seconds in (
         (resolved, one, 0.0),  # without time there is nothing to remember
@@ -146,9 +146,9 @@ def test_where_none_fits_in_the_time_the_first_stays_and_is_refused(
     with pytest.raises(InputError, match=r"dp1 zero0 mb8 needs 0\.07 GiB per worker, which offers 0\.04 GiB"):
         check_fits(pinned, machine)
     check_fits(resolved, machine)
-    monkeypatch.setattr(layout_memory, "SECONDS", 0.0)
-    monkeypatch.setattr(layout_memory, "LAST", 0.0)
-    found = confirmed(resolved, 1, machine)
+    monkeypatch.setattr(layout_memory, "TRACE_SECONDS", 0.0)
+    monkeypatch.setattr(layout_memory, "LAST_TRACE_SECONDS", 0.0)
+    found = plan_with_traces(resolved, 1, machine)
     assert found.plan.chosen.layout.micro_batch == 8
     assert found.verdicts == {}
     assert found.traced is not None
@@ -167,7 +167,7 @@ def test_what_the_formula_alone_refuses_is_taken_where_its_trace_fits(
     monkeypatch.setattr(planning, "peak_bytes", lambda *_, **__: 1.2 * traced.memory.peak)
     with pytest.raises(InputError, match="GiB per rank, but a worker offers"):
         planning.plan(demand_of(pinned.spec), pinned.shape, 1, tight)
-    found = confirmed(pinned, 1, tight)
+    found = plan_with_traces(pinned, 1, tight)
     assert (found.plan.chosen.layout, found.plan.fits) == (layout, True)
     check_fits(pinned, tight)
 
@@ -178,10 +178,10 @@ def test_what_the_formula_alone_refuses_is_taken_where_its_trace_fits(
 
     smaller = dataclasses.replace(tight, memory=0.95 * tight.memory)
     with pytest.raises(InputError, match="GiB per rank, but a worker offers"):
-        confirmed(pinned, 1, smaller)
+        plan_with_traces(pinned, 1, smaller)
     monkeypatch.setattr(planning, "peak_bytes", lambda *_, **__: 1.5 * traced.memory.peak)
     with pytest.raises(InputError, match="GiB per rank, but a worker offers"):
-        confirmed(pinned, 1, tight)
+        plan_with_traces(pinned, 1, tight)
 
 
 def test_the_run_starts_with_what_fits(

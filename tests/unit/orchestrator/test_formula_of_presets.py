@@ -11,7 +11,7 @@ from orchestrator.config.spec import parse
 from orchestrator.launch.offline_checks import check_on_paper
 from orchestrator.parallel.layout import Layout
 from orchestrator.planner.demand import demand_of
-from orchestrator.planner.machines import on_paper
+from orchestrator.planner.machines import resources_on_device
 from orchestrator.planner.memory import peak_bytes
 from orchestrator.planner.trace.layout_memory import traced_memory
 from orchestrator.resolve.resolved_job import ResolvedJob
@@ -50,7 +50,9 @@ def paper(model: str, objective: str, size: int, global_batch: int, length: int)
         "resources": {"workers": {"min": 1, "max": 8}},
     }
     spec = parse(document)
-    job, _ = check_on_paper(spec.model_copy(update={"resources": on_paper(spec.resources, "h100")}))
+    job, _ = check_on_paper(
+        spec.model_copy(update={"resources": resources_on_device(spec.resources, "h100")})
+    )
     return job
 
 

@@ -21,10 +21,10 @@ from orchestrator.planner.memory import peak_bytes
 from orchestrator.planner.shape_of_model import model_shape
 from orchestrator.planner.step_trace import CATEGORIES, Memory, NotTraced, StepTrace, Wait
 from orchestrator.planner.trace.isolation import fake_ranks
-from orchestrator.planner.trace.layer_extrapolation import deepened, depths_of
-from orchestrator.planner.trace.layout_memory import TracedMemory, micro_batches_of, with_all
+from orchestrator.planner.trace.layer_extrapolation import extrapolated_depth, shallow_models
+from orchestrator.planner.trace.layout_memory import TracedMemory, micro_batches_of, with_all_micro_batches
 from orchestrator.planner.trace.messages import Messages
-from orchestrator.planner.trace.op_cache import Remembered, how_of
+from orchestrator.planner.trace.op_cache import CachedOperators, effect_of
 from orchestrator.planner.trace.recorder import Recorder
 from orchestrator.resolve.resolved_job import ResolvedJob
 from workloads.workload import Workload
@@ -77,7 +77,7 @@ def test_weights_gradients_and_state_are_those_of_the_layout() -> None:
 
 @pytest.mark.slow
 def test_moments_in_8_bits_are_held_as_such(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("orchestrator.optim.blocks.LEAST", 1000)
+    monkeypatch.setattr("orchestrator.optim.blocks.MIN_NUMBERS", 1000)
     for layout in ({}, {"tp": 2, "dp": 2, "zero": 1}):
         alone, in_8_bits = (
             traced(layout, optimizer={"name": name, "lr": 1e-3}).memory.steady["optimizer"]
@@ -209,15 +209,15 @@ def test_a_deep_model_holds_what_two_shallower_ones_say(
     case["job"] |= {"checkpoint": {}, "train": {"steps": 2, "global_batch": 4}}
     spec, whole, chosen = job_of(case), workload_of(case), Layout(**{"micro_batch": 1, **layout})
     job = ResolvedJob(spec, whole.config, (), 0, model_shape(whole.config, 16))
-    depths = depths_of(job, chosen)
+    depths = shallow_models(job, chosen)
     assert depths is not None
     rank = 1 if chosen.first_less else 0  # the first one with layers
     found = [
         traces(spec, dataclasses.replace(whole, config=config), chosen, rank, [min(4 // chosen.dp, 4)])
-        for config in (depths.few, depths.more, whole.config)
+        for config in (depths.shallow, depths.deeper, whole.config)
     ]
     few, more, real = (each[0] for each in found if isinstance(each, list))
-    said = deepened(few, more, depths.times)
+    said = extrapolated_depth(few, more, depths.factor)
     assert said.memory == real.memory
     assert said.saved == real.saved
 
@@ -233,12 +233,12 @@ def test_the_most_of_a_pass_goes_on_from_its_beginning_and_from_its_end() -> Non
             {},
             (),
             Memory(0, none, none, "backward"),
-            crests=tuple((("backward", 0, 0), sum(parts), parts) for parts in held),
+            operator_peaks=tuple((("backward", 0, 0), sum(parts), parts) for parts in held),
             saved=5 * layers,
         )
 
     for layers in (8, 100):
-        found = deepened(made(4), made(6), (layers - 4) / 2)
+        found = extrapolated_depth(made(4), made(6), (layers - 4) / 2)
         assert (found.memory.peak, found.saved) == (max(3 * layers + 41, 5 * layers + 1), 5 * layers)
 
 
@@ -251,7 +251,7 @@ def test_a_pipeline_with_many_micro_batches_holds_what_fewer_say(schedule: str, 
     counts = micro_batches_of(layout, 16, layout.pp - 1, on_cpu)
     assert max(counts) < 16
     found, (whole,) = traces_of(layout, counts, on_cpu), traces_of(layout, [16], on_cpu)
-    said = with_all(found, found[0], counts, 16).memory
+    said = with_all_micro_batches(found, found[0], counts, 16).memory
     assert said.phase == whole.memory.phase
     assert said.peak == sum(said.at_peak.values())
     least = 0 if len(counts) > 1 else 24 * (16 - counts[0])
@@ -334,7 +334,7 @@ def test_an_operator_gives_what_it_gave_before(run: int) -> None:
 
     fake = FakeTensorMode()
     given = fake.from_tensor(a)
-    with fake, Recorder(torch.device("cpu"), run=Remembered(fake)):
+    with fake, Recorder(torch.device("cpu"), run=CachedOperators(fake)):
         for _ in range(run):
             found = results(given)
     for plain, each in zip(results(a), found, strict=True):
@@ -346,13 +346,13 @@ def test_an_operator_gives_what_it_gave_before(run: int) -> None:
 
 
 def test_what_an_operator_does_that_is_not_run_again() -> None:
-    assert how_of(torch.ops.aten.add_.Tensor) == "written"
-    assert how_of(torch.ops.aten._foreach_mul_.Scalar) == "written"
-    assert how_of(torch.ops.aten.view.default) == "view"
-    assert how_of(torch.ops.aten.mm.default) == "made"
+    assert effect_of(torch.ops.aten.add_.Tensor) == "written"
+    assert effect_of(torch.ops.aten._foreach_mul_.Scalar) == "written"
+    assert effect_of(torch.ops.aten.view.default) == "view"
+    assert effect_of(torch.ops.aten.mm.default) == "made"
     for func in (torch.ops.aten.t_.default, torch.ops.aten.resize_.default, torch.ops.aten.nonzero.default,
                  torch.ops.aten.split.Tensor, torch.ops.aten.mm.out, torch.ops.c10d.allreduce_.default):  # fmt: skip
-        assert how_of(func) == ""
+        assert effect_of(func) == ""
 
 
 @pytest.mark.parametrize(("on_cpu", "more"), [(True, 15), (False, 0)])
@@ -379,7 +379,7 @@ def test_gloo_reduces_a_copy_of_what_it_scatters(on_cpu: bool, copied: int) -> N
         recorder.begin()
         dist.reduce_scatter_single(part, whole)
     assert recorder.peak[1] == whole.nbytes + part.nbytes + copied
-    assert recorder.held.total == whole.nbytes + part.nbytes
+    assert recorder.live.total == whole.nbytes + part.nbytes
 
 
 @pytest.mark.slow

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from traced_cases import vocabulary_of
 
-from orchestrator.planner.trace.sample_batch import MadeUp, predicted_share
+from orchestrator.planner.trace.sample_batch import SyntheticCorpus, predicted_share
 from workloads import objectives
 from workloads.load import load
 from workloads.predicted import ALL, RATES, Predicted, predicted
@@ -18,7 +18,7 @@ LENGTH = 128
 def share_of(objective: str, **options: Any) -> float:
     """The share of tokens that the samples of an objective predict."""
     workload = load("bert-tiny", objective, vocabulary_of(400), options=options, sequence_length=LENGTH)
-    batch = workload.objective.collate(MadeUp(workload, LENGTH), range(64), 0)
+    batch = workload.objective.collate(SyntheticCorpus(workload, LENGTH), range(64), 0)
     return predicted_share(batch)
 
 

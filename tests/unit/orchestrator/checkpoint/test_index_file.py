@@ -356,11 +356,11 @@ def test_threads_load_a_table_once(store: Store, monkeypatch: pytest.MonkeyPatch
 
 
 def test_names_are_handed_on_in_the_order_of_their_letters(store: Store) -> None:
-    names = [f"{commit_weights._theirs()}layers.{number}.w" for number in (2, 10)]
+    names = [f"{commit_weights._network_prefix()}layers.{number}.w" for number in (2, 10)]
     store.publish(3, store.write_shard(3, 0, [full_piece(name, torch.ones(2)) for name in names]), META)
     manifest = store.manifest(3)
     assert list(manifest.tensors) == names
-    assert commit_weights.TheirTensors(store.reader(manifest)).names == ["layers.10.w", "layers.2.w"]
+    assert commit_weights.TransformersTensors(store.reader(manifest)).names == ["layers.10.w", "layers.2.w"]
 
 
 def test_another_process_gets_what_the_file_says(store: Store) -> None:

@@ -300,7 +300,7 @@ def test_a_plan_for_a_machine_that_is_not_here(command: Any, folder: Path) -> No
     assert "<svg" in (folder / "plan.html").read_text()
     assert command("plan").code == command("plan", "--audit", str(folder)).code == 2
     refused = command(*words[:3], "z9")
-    assert (refused.code, "no device is known by the name z9" in refused.err) == (2, True)
+    assert (refused.code, "no device has the name z9" in refused.err) == (2, True)
 
 
 def test_a_plan_checks_what_a_run_checks_and_tells_all_of_it(command: Any, folder: Path) -> None:

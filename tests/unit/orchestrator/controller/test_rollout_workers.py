@@ -92,7 +92,7 @@ def workers(hosts: Hosts) -> Iterator[RolloutWorkers]:
 def begin(workers: RolloutWorkers, attempt: int = 1) -> None:
     workers.task_fields()
     task: Any = SimpleNamespace(attempt=attempt)
-    task.of_rollout_worker = lambda: SimpleNamespace(to_json=dict)
+    task.for_rollout_worker = lambda: SimpleNamespace(to_json=dict)
     workers.begin(task)
 
 

@@ -13,7 +13,7 @@ from orchestrator.checkpoint.snapshot_server import LIMIT
 from orchestrator.config.spec import parse
 from orchestrator.controller.snapshot_servers import SnapshotServers
 from orchestrator.parallel.layout import ModelShape
-from orchestrator.planner.host_memory import HELD
+from orchestrator.planner.host_memory import SERVER_COPIES
 
 SHAPE = ModelShape(
     parameters=100_000, layers=2, hidden=32, heads=4, kv_heads=4, feedforward=64, vocabulary=512,
@@ -72,7 +72,7 @@ def test_they_stay_when_a_lost_node_leaves_one() -> None:
 
 def test_left_open_they_must_have_the_memory() -> None:
     state = 12  # bytes of a parameter: its weight and the two moments of Adam
-    fits = dataclasses.replace(SHAPE, parameters=int(2 * LIMIT / (HELD * state)))
+    fits = dataclasses.replace(SHAPE, parameters=int(2 * LIMIT / (SERVER_COPIES * state)))
     large = dataclasses.replace(SHAPE, parameters=fits.parameters + 1_000)
     assert len(holders("auto", Nodes(2)).ensure_running(fits)) == 2
     assert holders("auto", Nodes(2)).ensure_running(large) == []

@@ -60,7 +60,7 @@ def test_a_gpu_that_nobody_knows_is_not_guessed(
     offers: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
-        device_profile, "stored_at", lambda: tmp_path / "none"
+        device_profile, "calibrated_path", lambda: tmp_path / "none"
     )  # whoever has calibrated this machine
     with pytest.raises(InputError, match=r"no such worker yet.*ray\.io/accelerator-type"):
         in_chosen_precision(resolve(spec("auto")), worker_at(ADDRESS))

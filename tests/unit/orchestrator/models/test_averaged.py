@@ -12,7 +12,7 @@ from orchestrator.checkpoint.config import CheckpointSpec
 from orchestrator.checkpoint.manifest import CommitManifest
 from orchestrator.checkpoint.pieces import full_piece
 from orchestrator.checkpoint.retention import Retention, prune
-from orchestrator.models.averaged import facts_of, weights_of
+from orchestrator.models.averaged import average_fields, weights_of
 
 EMA = CheckpointSpec.model_validate({"every": 10, "average": {"ema": 0.9}})
 LAST = CheckpointSpec.model_validate({"every": 10, "average": {"last": 3}})
@@ -39,14 +39,14 @@ def test_a_moving_average_is_read_where_there_is_one(tmp_path: Path) -> None:
     assert reader.read("model.w", (1, 2), (2, 1)).tolist() == [[5.0], [5.0]]
     assert reader.read("model.bias").tolist() == [10.0, 10.0]
     assert int(reader.read("optim.step")) == 10
-    assert facts_of(reader) == {"weights": "averaged"}
+    assert average_fields(reader) == {"weights": "averaged"}
     for other in (
         weights_of(store, without, EMA),
         weights_of(store, without, EMA.model_copy(update={"average": None})),
         weights_of(store, without, LAST, raw=True),
     ):
         assert other.read("model.w").unique().tolist() == [20.0]
-        assert facts_of(other) == {}
+        assert average_fields(other) == {}
     assert weights_of(store, with_, EMA, raw=True).read("model.w").unique().tolist() == [10.0]
 
 
@@ -56,12 +56,12 @@ def test_the_last_commits_are_the_regular_ones(tmp_path: Path) -> None:
     for step in (10, 20, 27, 30, 34, 40):
         commit(store, step)
     found = {step: weights_of(store, store.manifest(step), LAST) for step in (10, 30, 34, 40)}
-    steps = {step: facts_of(reader)["averaged_steps"] for step, reader in found.items()}
+    steps = {step: average_fields(reader)["averaged_steps"] for step, reader in found.items()}
     assert steps == {10: [10], 30: [10, 20, 30], 34: [20, 30, 34], 40: [20, 30, 40]}
     assert found[34].read("model.w", (0, 1), (1, 2)).tolist() == [[28.0, 28.0]]
     assert (found[40].read("model.bias").tolist(), int(found[40].read("model.seen"))) == ([30.0, 30.0], 40)
     assert prune(store, Retention(keep=1)) == [10, 20, 27, 30, 34]
-    assert facts_of(weights_of(store, store.manifest(40), LAST))["averaged_steps"] == [40]
+    assert average_fields(weights_of(store, store.manifest(40), LAST))["averaged_steps"] == [40]
 
 
 @pytest.mark.parametrize(
@@ -73,7 +73,7 @@ def test_the_commits_of_a_mean_are_kept(tmp_path: Path, steps: tuple[int, ...]) 
     for step in steps:
         commit(store, step)
         prune(store, Retention(keep=1, averaged=LAST.averaged, regular=LAST.every))
-        there = facts_of(weights_of(store, store.manifest(step), LAST))["averaged_steps"]
+        there = average_fields(weights_of(store, store.manifest(step), LAST))["averaged_steps"]
         wanted = [*list(range(10, step, 10))[-2:], step]
         assert there == wanted
     assert store.steps() == [30, 40, 50]

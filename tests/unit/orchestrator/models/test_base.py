@@ -97,7 +97,7 @@ def test_frozen_weights_that_an_earlier_version_drew_are_not_drawn_otherwise(run
         workload=spec.workload,
         reads_base=spec.reads_base,
         needs_base=spec.needs_base,
-        begun={},
+        recorded={},
         commit=commit,
         run=ours,
     ) == (None, None)  # it has all weights
@@ -106,7 +106,7 @@ def test_frozen_weights_that_an_earlier_version_drew_are_not_drawn_otherwise(run
             workload=frozen.workload,
             reads_base=frozen.reads_base,
             needs_base=frozen.needs_base,
-            begun={},
+            recorded={},
             commit=given,
             run=ours,
         ),

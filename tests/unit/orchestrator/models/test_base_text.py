@@ -120,7 +120,7 @@ def test_a_preset_lacks_the_language_of_a_target(tmp_path: Path) -> None:
     known = replace(KNOWN, frame=framed, source_language=ENGLISH)
     folder = folder_of(tmp_path / "folder", forced_bos_token_id=FRENCH)
     with pytest.raises(
-        InputError, match=rf"have the tokens \[0, {FRENCH}\] around them, .*name hf:.*workload.model"
+        InputError, match=rf"are framed by the tokens \[0, {FRENCH}\], .*name hf:.*workload.model"
     ):
         begun(job(init_from=folder), known)
 

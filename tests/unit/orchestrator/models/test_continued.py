@@ -63,7 +63,10 @@ REFUSED = [
         r"workload\.model is 'gpt-tiny' in .*first@10 and 'bert-tiny'.*init_from",
     ),
     ({"workload__changes": {"layers": 3}}, r"changes\.layers is not set in .* and 3 in the job file"),
-    ({"train__optimizer": {"name": "lion"}}, r"optimizer\.name is 'adamw' .*its state is that of adamw"),
+    (
+        {"train__optimizer": {"name": "lion"}},
+        r"optimizer\.name is 'adamw' .*the checkpoint has the state of adamw",
+    ),
     ({"train__freeze": ["tokens.*"]}, r"train\.freeze"),
     ({"seed": 4}, r"seed is 0 in .*continue_from\.position restart"),
     ({"data__sources": [{"uri": "b.txt"}]}, r"data\.sources is .*position restart"),
@@ -119,7 +122,7 @@ def test_another_seed_draws_no_other_weights_that_are_not_trained() -> None:
         {**begun, "workload__changes": {"vocab_size": 600}},
     ):
         with pytest.raises(
-            InputError, match=r"seed is 0 in first@10 .*not trained are drawn by it: set it back"
+            InputError, match=r"seed is 0 in first@10 .*draws the weights that are not trained: set it back"
         ):
             continuation_of(job("second", **keys, **frozen, **more)).check_keys(
                 job(**frozen, **more).identity(), "first@10"

@@ -14,7 +14,7 @@ from orchestrator.checkpoint.retention import Retention, prune, remove
 from orchestrator.config.errors import InputError
 from orchestrator.config.spec import JobSpec, parse
 from orchestrator.models.base import Base, base_json, base_of
-from orchestrator.models.pinned_base import bases_of, not_held, read_base, release_base
+from orchestrator.models.pinned_base import bases_of, read_base, release_base, unpinned_notes
 from orchestrator.storage.run_directory import RunDir
 
 ADAPTER = {"kind": "lora", "rank": 4, "targets": "*.attention.*"}
@@ -58,12 +58,12 @@ def test_an_adapter_holds_what_it_is_for_for_good(store: Store, ours: RunDir) ->
         workload=spec.workload,
         reads_base=spec.reads_base,
         needs_base=spec.needs_base,
-        begun={},
+        recorded={},
         commit=None,
         run=ours,
     )
     assert base is not None
-    assert (needed, not_held(base, None, ours)) == (base, [])
+    assert (needed, unpinned_notes(base, None, ours)) == (base, [])
     assert commit(store, 8) == []
     release_base(spec.needs_base, ours, base_json(base) or {})
     assert commit(store, 12) == [8]
@@ -77,7 +77,7 @@ def test_a_run_that_trains_all_weights_lets_go_when_it_is_done(store: Store, our
         workload=spec.workload,
         reads_base=spec.reads_base,
         needs_base=spec.needs_base,
-        begun={},
+        recorded={},
         commit=None,
         run=ours,
     )
@@ -89,7 +89,7 @@ def test_a_run_that_trains_all_weights_lets_go_when_it_is_done(store: Store, our
         workload=spec.workload,
         reads_base=spec.reads_base,
         needs_base=spec.needs_base,
-        begun=base_json(base) or {},
+        recorded=base_json(base) or {},
         commit=store.manifest(12),
         run=ours,
     ) == (base, None)
@@ -134,11 +134,11 @@ def test_a_base_where_nothing_may_be_written_is_told(
         workload=(asked := job(init_from=uri(store), adapter=ADAPTER)).workload,
         reads_base=asked.reads_base,
         needs_base=asked.needs_base,
-        begun={},
+        recorded={},
         commit=None,
         run=ours,
     )
-    (line,) = not_held(base, None, ours)
+    (line,) = unpinned_notes(base, None, ours)
     assert line.startswith(f"{uri(store)}@4 is needed but cannot be pinned")
 
 
@@ -149,7 +149,7 @@ def test_a_phase_that_goes_on_from_an_adapter_has_the_same_base(store: Store, ou
         workload=spec.workload,
         reads_base=spec.reads_base,
         needs_base=spec.needs_base,
-        begun={},
+        recorded={},
         commit=None,
         run=RunDir(f"{ours.uri}-before"),
     )
@@ -160,7 +160,7 @@ def test_a_phase_that_goes_on_from_an_adapter_has_the_same_base(store: Store, ou
         workload=spec.workload,
         reads_base=spec.reads_base,
         needs_base=spec.needs_base,
-        begun={},
+        recorded={},
         commit=first.manifest(2),
         run=ours,
     ) == (base, base)

@@ -209,7 +209,7 @@ def test_rows_that_are_updated_one_after_the_other_have_the_same_bits(
 
     monkeypatch.setattr(AdamW8bit, "_moments", noted)
     for at_once in (2**22, 1000):
-        monkeypatch.setattr("orchestrator.optim.adamw_8bit.AT_ONCE", at_once)
+        monkeypatch.setattr("orchestrator.optim.adamw_8bit.MAX_NUMBERS_AT_ONCE", at_once)
         most.clear()
         shards = [shard_of(shape, start, cut, flat) for cut, flat in parts]
         found.append(assembled(shards, trained(shards, gradients)))

@@ -10,7 +10,7 @@ import yaml
 from orchestrator.config.errors import InputError
 from orchestrator.config.spec import JobSpec, dump, parse
 from orchestrator.parallel.layout import Layout, split_problems
-from orchestrator.planner.candidates import Room, all_degrees
+from orchestrator.planner.candidates import LayoutEstimates, all_degrees
 from orchestrator.planner.choose_layout import plan
 from orchestrator.planner.demand import demand_of
 from orchestrator.planner.device_profile import load
@@ -34,7 +34,7 @@ SHAPE = model_shape(describe("llama-3.2-1b"), 512)
 
 
 def found(spec: JobSpec, workers: int = 8) -> list[Layout]:
-    room = Room(lambda _: 0.5, lambda _: (0.0, 2.5))
+    room = LayoutEstimates(lambda _: 0.5, lambda _: (0.0, 2.5))
     found = all_degrees(demand_of(spec), SHAPE, workers, 8, lambda _: None, room)
     return [layout for degrees in found for family in degrees.families() for layout in family.layouts()]
 

@@ -22,7 +22,7 @@ from orchestrator.planner.memory import MEMORY_SHARE, peak_bytes
 from orchestrator.planner.planner import Planner
 from orchestrator.planner.search import TIE
 from orchestrator.planner.shape_of_model import model_shape
-from orchestrator.planner.simulation.step import DEEPSPEED
+from orchestrator.planner.simulation.step import DEEPSPEED_SLOWDOWN
 from workloads.describe import describe
 
 TINY = ModelShape(
@@ -276,7 +276,7 @@ def gpu_job(batch: int = 8, **parallel: Any) -> JobSpec:
 def test_where_both_engines_fit_torch_is_chosen() -> None:
     found = plan(demand_of(job()), TINY, 2, ROOMY)
     assert found.chosen.layout.engine == "torch"
-    for zero, price in DEEPSPEED.items():
+    for zero, price in DEEPSPEED_SLOWDOWN.items():
         ours, theirs = (
             predict(demand_of(job()), TINY, Layout(dp=2, zero=zero, micro_batch=4, engine=engine), ROOMY).time
             for engine in ("torch", "deepspeed")

@@ -11,7 +11,7 @@ from orchestrator.config.errors import InputError
 from orchestrator.config.resources import ResourceSpec
 from orchestrator.config.spec import JobSpec, parse
 from orchestrator.planner.choose_layout import TIE
-from orchestrator.planner.choose_precision import Choice, MachineOf, chosen, in_precision
+from orchestrator.planner.choose_precision import Choice, MachineOf, choose_precision, in_precision
 from orchestrator.planner.demand import Demand, demand_of
 from orchestrator.planner.device import Machine
 from orchestrator.planner.device_profile import load
@@ -44,7 +44,7 @@ def choose(spec: JobSpec, machine_of: MachineOf) -> Choice:
     def demand_in(precision: Precision) -> Demand:
         return demand_of(spec.with_parts(train=in_precision(spec.train, precision)))
 
-    return chosen(demand_in, SHAPES[spec.workload.model], machine_of)
+    return choose_precision(demand_in, SHAPES[spec.workload.model], machine_of)
 
 
 def test_the_fastest_wins_and_what_is_chosen_is_what_each_would_be_if_it_were_named() -> None:

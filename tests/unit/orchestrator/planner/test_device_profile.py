@@ -15,7 +15,7 @@ from orchestrator.planner.device_profile import (
     check_stores,
     load,
     names,
-    of_accelerator,
+    profile_of_accelerator,
     read,
     store,
 )
@@ -76,12 +76,12 @@ def test_a_wrong_profile_is_refused_by_the_key(tmp_path: Path, change: dict, sai
 def test_a_file_that_is_no_profile_is_refused(tmp_path: Path, text: str) -> None:
     path = tmp_path / "mine.yaml"
     path.write_text(text)
-    with pytest.raises(InputError, match="is no device profile"):
+    with pytest.raises(InputError, match="is not a device profile"):
         read(path)
 
 
 def test_an_unknown_name_is_refused_with_those_that_there_are() -> None:
-    with pytest.raises(InputError, match=r"no device is known by the name z9.*a100-80.*h100"):
+    with pytest.raises(InputError, match=r"no device has the name z9.*a100-80.*h100"):
         load("z9")
 
 
@@ -93,10 +93,10 @@ def test_a_device_is_found_by_any_case_and_by_rays_name(asked: str, found: str) 
 
 
 def test_an_accelerator_is_known_by_rays_name() -> None:
-    assert of_accelerator("H200").name == "h200"
-    assert of_accelerator("A100").memory.value == 40e9
-    assert of_accelerator("Z9") is None
-    assert of_accelerator("") is None
+    assert profile_of_accelerator("H200").name == "h200"
+    assert profile_of_accelerator("A100").memory.value == 40e9
+    assert profile_of_accelerator("Z9") is None
+    assert profile_of_accelerator("") is None
 
 
 @pytest.mark.parametrize(
@@ -114,10 +114,10 @@ def test_an_accelerator_is_known_by_rays_name() -> None:
 def test_an_accelerator_is_known_by_its_drivers_name_and_the_memory_that_this_tells(
     name: str, found: str
 ) -> None:
-    profile = of_accelerator(name)
+    profile = profile_of_accelerator(name)
     assert profile is not None
     assert profile.name == found
-    assert of_accelerator("NVIDIA GeForce RTX 5090") is None  # nor is any other of a maker
+    assert profile_of_accelerator("NVIDIA GeForce RTX 5090") is None  # nor is any other of a maker
 
 
 def test_where_a_profile_cannot_be_written_is_said_before_it_is_measured(tmp_path: Path) -> None:
@@ -146,12 +146,12 @@ def test_a_share_is_one_at_most(tmp_path: Path, name: str) -> None:
         ("device: 2024-13-45", "month must be in 1..12"),
         ("device: a\ndevice: b", "device"),
         ("per_node: 010", "010 is one number in YAML 1.1"),
-        ("device: " + "[" * 5000, "is no device profile"),
+        ("device: " + "[" * 5000, "is not a device profile"),
     ],
 )
 def test_a_file_is_read_as_strictly_as_a_job(line: str, says: str, tmp_path: Path) -> None:
     path = tmp_path / "here.yaml"
     path.write_text(line + "\n")
-    with pytest.raises(InputError, match="is no device profile") as error:
+    with pytest.raises(InputError, match="is not a device profile") as error:
         read(path)
     assert says in str(error.value)

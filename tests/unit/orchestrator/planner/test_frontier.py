@@ -12,7 +12,7 @@ from orchestrator.planner.choose_layout import plan
 from orchestrator.planner.demand import demand_of
 from orchestrator.planner.device_profile import load
 from orchestrator.planner.frontier import frontier
-from orchestrator.planner.rollouts import time_of
+from orchestrator.planner.rollouts import rollout_time
 from orchestrator.planner.shape_of_model import model_shape
 from orchestrator.train.rollouts.config import RolloutSpec
 from workloads.describe import describe
@@ -51,7 +51,7 @@ def test_no_point_is_beaten_in_time_and_cost() -> None:
 def test_the_hours_of_rollout_workers_count() -> None:
     demand = replace(demand_of(job(8)), rollout=RolloutSpec(group=2, max_tokens=64, workers=2))
     (alone,) = frontier(demand, SHAPE, 1, H100)
-    time = time_of(demand, SHAPE, plan(demand, SHAPE, 1, H100))
+    time = rollout_time(demand, SHAPE, plan(demand, SHAPE, 1, H100))
     assert alone.step_seconds == time.seconds > time.train
     assert alone.worker_hours == pytest.approx(3 * alone.hours)
 

@@ -11,7 +11,7 @@ import pytest
 from orchestrator.config.spec import parse
 from orchestrator.parallel.layout import Layout
 from orchestrator.planner.demand import demand_of
-from orchestrator.planner.memory import held, peak_by_stage, peak_bytes
+from orchestrator.planner.memory import peak_by_stage, peak_bytes, rank_memory
 from orchestrator.planner.shape_of_model import model_shape
 from orchestrator.planner.simulation.step import local_parameters
 from orchestrator.planner.simulation.timeline import order
@@ -35,7 +35,7 @@ def test_micro_batches_in_flight_are_those_of_the_schedule(schedule: str) -> Non
             now += {"F": 1, "I": 0, "B": -1, "W": -1}[kind]
             most = max(most, now)
         chunks = len({stage for _, stage, _ in actions})
-        (found,) = held(demand_of(spec), shape, layout, [rank])
+        (found,) = rank_memory(demand_of(spec), shape, layout, [rank])
         assert found.in_flight == most / chunks
 
 
@@ -65,7 +65,7 @@ def test_a_layer_under_sequence_parallelism_keeps_what_a_trace_found(
         "train": {"steps": 10, "global_batch": 4, "precision": "bf16"},
     })  # fmt: skip
     layout = Layout(tp=tp, sequence=True, recompute=recompute, micro_batch=4)
-    few, many = (held(demand_of(spec), shape, layout, [0])[0].micro_batch for shape in shapes)
+    few, many = (rank_memory(demand_of(spec), shape, layout, [0])[0].micro_batch for shape in shapes)
     assert (many - few) / 4 / (4 * 256 * 256) == pytest.approx(traced, rel=0.03)
 
 
@@ -135,7 +135,8 @@ def test_gpipe_holds_what_each_forward_pass_of_the_head_leaves(objective: str, p
     })  # fmt: skip
     shape = model_shape(describe("gpt2", {"layers": 4}), 256)
     (first,), (one,) = (
-        held(demand_of(spec), shape, Layout(pp=2, schedule=schedule), (1,)) for schedule in ("gpipe", "1f1b")
+        rank_memory(demand_of(spec), shape, Layout(pp=2, schedule=schedule), (1,))
+        for schedule in ("gpipe", "1f1b")
     )
     each = 4.0 * shape.vocabulary * (shape.hidden if objective == "causal_lm" else 1.3 * 256)
     assert first.head - one.head == pytest.approx((parts - 1) * each)

@@ -11,7 +11,7 @@ from orchestrator.config.spec import JobSpec, parse
 from orchestrator.planner.choose_layout import Plan, plan
 from orchestrator.planner.demand import demand_of
 from orchestrator.planner.device_profile import load
-from orchestrator.planner.planner import Planner, faster_on_fewer, on_workers, planned, widths
+from orchestrator.planner.planner import Planner, faster_on_fewer, planned, with_worker_range, worker_counts
 from orchestrator.planner.search import TIE
 from orchestrator.planner.shape_of_model import model_shape
 from workloads.describe import describe
@@ -47,14 +47,16 @@ def test_time_takes_the_fastest_and_cost_the_cheapest() -> None:
     assert cheap.chosen.layout.world < fast.chosen.layout.world
     assert (
         planned(
-            demand_of((asked := job("cost")).with_parts(resources=on_workers(asked.resources, 32, 32))),
+            demand_of(
+                (asked := job("cost")).with_parts(resources=with_worker_range(asked.resources, 32, 32))
+            ),
             SHAPE,
             32,
             MACHINE,
         ).chosen.layout.world
         == 32
     )  # as Ray Train starts them
-    each = [plan(demand_of(job("time")), SHAPE, width, MACHINE) for width in widths(1, 32)]
+    each = [plan(demand_of(job("time")), SHAPE, width, MACHINE) for width in worker_counts(1, 32)]
     assert cost(cheap) <= min(map(cost, each)) * (1 + TIE)
     as_cheap = [found for found in each if cost(found) <= min(map(cost, each)) * (1 + TIE)]
     assert cheap.chosen.seconds == min(found.chosen.seconds for found in as_cheap)
@@ -84,7 +86,9 @@ def test_fewer_workers_are_named_where_all_would_mostly_wait() -> None:
     # no fewer than the job wants, and none where it gives the layout itself
     assert (
         faster_on_fewer(
-            demand_of((asked := tiny()).with_parts(resources=on_workers(asked.resources, 8, 8))), shape, found
+            demand_of((asked := tiny()).with_parts(resources=with_worker_range(asked.resources, 8, 8))),
+            shape,
+            found,
         )
         is None
     )
@@ -119,7 +123,7 @@ def test_the_controller_takes_no_more_workers_than_the_objective_wants() -> None
     ("least", "most", "found"), [(1, 8, [1, 2, 4, 8]), (3, 10, [3, 6, 10]), (4, 4, [4]), (8, 4, [4])]
 )
 def test_widths_double_from_the_least_to_the_most(least: int, most: int, found: list[int]) -> None:
-    assert widths(least, most) == found
+    assert worker_counts(least, most) == found
 
 
 def test_what_a_worker_can_do_is_told_in_its_fastest_precision() -> None:

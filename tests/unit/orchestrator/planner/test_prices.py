@@ -9,7 +9,7 @@ import pytest
 
 from orchestrator.config.errors import InputError
 from orchestrator.config.spec import JobSpec, parse
-from orchestrator.planner.prices import by_zone, check, load, near, rate
+from orchestrator.planner.prices import by_zone, check, load, nearly_reached, rate
 
 SPOT = {"machine": "g5.xlarge", "market": "spot", "zone": "us-west-2a"}
 HEADER = "machine,market,zone,usd_per_hour\n"
@@ -88,8 +88,8 @@ def test_what_is_no_table_is_one_line(tmp_path: Path, text: str) -> None:
 
 def test_a_ceiling_that_comes_near_is_told_once() -> None:
     limits = {"hours": 10.0, "cost_usd": None}
-    assert near(limits, {"hours": 7.99, "cost_usd": 1e9}, set()) == []
-    (ceiling,) = near(limits, {"hours": 8.0, "cost_usd": 0.0}, set())
+    assert nearly_reached(limits, {"hours": 7.99, "cost_usd": 1e9}, set()) == []
+    (ceiling,) = nearly_reached(limits, {"hours": 8.0, "cost_usd": 0.0}, set())
     assert (ceiling.key, ceiling.limit, ceiling.spent) == ("hours", 10.0, 8.0)
-    assert str(ceiling) == "80% of limits.hours 10 are reached: 8"
-    assert near(limits, {"hours": 9.0, "cost_usd": 0.0}, {("hours", 10.0)}) == []
+    assert str(ceiling) == "80% of limits.hours (10) is reached: 8 is spent"
+    assert nearly_reached(limits, {"hours": 9.0, "cost_usd": 0.0}, {("hours", 10.0)}) == []

@@ -16,7 +16,7 @@ from orchestrator.planner.demand import Demand, demand_of
 from orchestrator.planner.device import Machine
 from orchestrator.planner.device_profile import load
 from orchestrator.planner.planner import Planner
-from orchestrator.planner.rollouts import check_rollout_workers, time_of, unit_seconds, worker_bytes
+from orchestrator.planner.rollouts import check_rollout_workers, rollout_time, unit_seconds, worker_bytes
 from orchestrator.planner.shape_of_model import model_shape
 from orchestrator.planner.splits import _split, plan_rollouts
 from workloads.describe import describe
@@ -67,9 +67,9 @@ def test_a_token_takes_at_least_the_time_to_read_the_weights(shape: ModelShape, 
 
 
 def test_generation_overlaps_training_only_with_rollout_workers(shape: ModelShape, machine: Machine) -> None:
-    serial = time_of(demand(4, ranks=4), shape, planned(demand(4, ranks=4), shape, machine, 4))
+    serial = rollout_time(demand(4, ranks=4), shape, planned(demand(4, ranks=4), shape, machine, 4))
     asked = demand(4, ranks=4, staleness=1)
-    beside = time_of(asked, shape, planned(asked, shape, machine, 4))
+    beside = rollout_time(asked, shape, planned(asked, shape, machine, 4))
     assert dataclasses.replace(beside, overlaps=False) == serial
     assert serial.seconds == pytest.approx(serial.transfer + serial.generate + serial.reward + serial.train)
     assert beside.seconds == pytest.approx(
@@ -77,8 +77,8 @@ def test_generation_overlaps_training_only_with_rollout_workers(shape: ModelShap
     )
     assert sum(beside.by_part().values()) + beside.train == pytest.approx(beside.seconds)
     alone = demand(staleness=1)
-    assert not time_of(alone, shape, planned(alone, shape, machine)).overlaps
-    twice = time_of(demand(8, ranks=4), shape, planned(asked, shape, machine, 4))
+    assert not rollout_time(alone, shape, planned(alone, shape, machine)).overlaps
+    twice = rollout_time(demand(8, ranks=4), shape, planned(asked, shape, machine, 4))
     read = serial.transfer  # as many bytes on the same way
     assert twice.generate - read == pytest.approx((serial.generate - read) / 2)
 
@@ -91,22 +91,22 @@ def test_generation_has_no_backward_pass(shape: ModelShape, machine: Machine) ->
 def test_weights_go_through_hosts_and_only_trained_ones(shape: ModelShape, machine: Machine) -> None:
     asked = demand(4, ranks=4)
     found = planned(asked, shape, machine, 4)
-    time = time_of(asked, shape, found)
+    time = rollout_time(asked, shape, found)
     sent = 4.0 * shape.parameters
     assert time.transfer == pytest.approx(2.0 * sent / machine.host_bandwidth), (
         "to the host, and to its server"
     )
     slow = dataclasses.replace(machine, host_bandwidth=machine.host_bandwidth / 2)
-    slower = time_of(asked, shape, dataclasses.replace(found, machine=slow))
+    slower = rollout_time(asked, shape, dataclasses.replace(found, machine=slow))
     assert slower.transfer == pytest.approx(2.0 * time.transfer)
     assert slower.generate - time.generate == pytest.approx(time.transfer), "workers read as many bytes"
     few = dataclasses.replace(shape, trained_share=0.01)
-    adapted = time_of(asked, few, found)
+    adapted = rollout_time(asked, few, found)
     assert adapted.transfer == pytest.approx(0.01 * time.transfer)
     predicted = plan_rollouts(demand(4, ranks=4, staleness=1), few, found)
     assert predicted is not None
     assert predicted.server_bytes == pytest.approx(2 * 0.01 * sent), "two versions"
-    far = time_of(demand(8, ranks=8), shape, found)
+    far = rollout_time(demand(8, ranks=8), shape, found)
     network = min(machine.host_bandwidth, machine.between.bandwidth)
     assert far.transfer == pytest.approx(sent / machine.host_bandwidth + 2.0 * sent / network)
 
@@ -120,7 +120,7 @@ def test_units_of_steps_that_are_queued_together_fill_the_workers(
         asked = demand(workers, ranks=1, **rollout)
         found = planned(demand(1), shape, machine)
         read = 2.0 * 4.0 * shape.parameters / machine.host_bandwidth / asked.rollout.steps  # type: ignore[union-attr]
-        return (time_of(asked, shape, found).generate - read) / each
+        return (rollout_time(asked, shape, found).generate - read) / each
 
     assert rounds(12) == pytest.approx(2.0), "16 units in two rounds"
     assert rounds(12, steps=5) == pytest.approx(2.0), "one step after another"
@@ -131,7 +131,7 @@ def test_splits_divide_the_same_workers_and_the_fastest_is_first(shape: ModelSha
     asked = demand(2, ranks=6, staleness=1)
     found = plan_rollouts(asked, shape, planned(asked, shape, machine, 6))
     assert found is not None
-    assert found.asked in found.splits
+    assert found.requested in found.splits
     assert [split.time.seconds for split in found.splits] == sorted(
         split.time.seconds for split in found.splits
     )
@@ -139,7 +139,7 @@ def test_splits_divide_the_same_workers_and_the_fastest_is_first(shape: ModelSha
     assert all(split.generating + split.layout.world <= 8 for split in found.splits)
     assert len(found.splits) <= 5, "each one takes a plan"
     told = found.to_json()
-    assert told["step_seconds"] == found.asked.time.seconds
+    assert told["step_seconds"] == found.requested.time.seconds
     assert told["fits"]
     assert {split["generating"] for split in told["splits"]} >= {0, 2}
 
@@ -165,15 +165,15 @@ def test_splits_leave_out_what_traces_refuse_and_layouts_that_are_given(
     plan_of_ranks = planned(asked, shape, machine, 6)
     found = plan_rollouts(asked, shape, plan_of_ranks)
     assert found is not None
-    other = next(split for split in found.splits if split is not found.asked)
+    other = next(split for split in found.splits if split is not found.requested)
     without = plan_rollouts(asked, shape, plan_of_ranks, {other.layout: Verdict("is too large", 1.0)})
     assert without is not None
     assert other.layout in {split.layout for split in found.splits}
-    assert other.layout not in {split.layout for split in without.splits if split is not without.asked}
+    assert other.layout not in {split.layout for split in without.splits if split is not without.requested}
     given = dataclasses.replace(asked, parallel=ParallelSpec(pp=6))
     pinned = plan_rollouts(given, shape, plan_of_ranks)
     assert pinned is not None
-    assert pinned.splits == (pinned.asked,)
+    assert pinned.splits == (pinned.requested,)
 
 
 def test_the_best_of_all_splits_is_among_the_few(shape: ModelShape, machine: Machine) -> None:
@@ -190,7 +190,7 @@ def test_the_plan_of_a_run_is_of_whole_steps(shape: ModelShape, machine: Machine
     asked = demand(2, ranks=4)
     found = planned(asked, shape, machine, 4)
     predicted = Planner(asked, shape, machine).document(found)["predicted"]
-    time = time_of(asked, shape, found)
+    time = rollout_time(asked, shape, found)
     parts = predicted["seconds_by_part"]
     assert {name: parts[name] for name in ("transfer", "generate", "reward")} == time.by_part()
     assert predicted["step_seconds"] == time.seconds > 2 * found.chosen.seconds

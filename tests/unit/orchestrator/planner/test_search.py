@@ -18,13 +18,19 @@ from orchestrator.config.spec import JobSpec, parse
 from orchestrator.parallel.engine_rules import engine_problems
 from orchestrator.parallel.layout import Layout, ModelShape
 from orchestrator.parallel.legal_layouts import legal
-from orchestrator.planner.candidates import MICRO_BATCHES, SURE, VIRTUAL, Room, all_degrees
+from orchestrator.planner.candidates import (
+    MICRO_BATCHES,
+    SAFE_SHARE,
+    SEARCHED_VIRTUAL,
+    LayoutEstimates,
+    all_degrees,
+)
 from orchestrator.planner.choose_layout import plan, predict
 from orchestrator.planner.demand import demand_of
 from orchestrator.planner.device import Machine
 from orchestrator.planner.device_profile import Profile, load
 from orchestrator.planner.memory import MEMORY_SHARE, peak_bytes
-from orchestrator.planner.search import BEST, TIE
+from orchestrator.planner.search import MIN_CANDIDATES, TIE
 from orchestrator.planner.shape_of_model import model_shape
 from orchestrator.planner.simulation.step import ends_in_layers
 from workloads.describe import describe
@@ -126,7 +132,7 @@ def test_the_best_are_those_of_brute_force(case: tuple[str, str, int, int]) -> N
     offered = machine.memory * MEMORY_SHARE
 
     program = demand_of(spec).program
-    room = Room(
+    room = LayoutEstimates(
         lambda layout: peak_bytes(demand_of(spec), shape, layout) / offered,
         lambda layout: ends_in_layers(shape, layout, machine, program),
     )
@@ -145,9 +151,9 @@ def test_the_best_are_those_of_brute_force(case: tuple[str, str, int, int]) -> N
         return
     found = plan(demand_of(spec), shape, workers, machine)
     seconds = sorted(c.seconds for c in found.candidates)
-    assert seconds[:BEST] == pytest.approx(sorted(every)[:BEST])
+    assert seconds[:MIN_CANDIDATES] == pytest.approx(sorted(every)[:MIN_CANDIDATES])
     assert found.chosen.seconds <= min(every) * (1 + TIE)
-    assert len(found.candidates) >= BEST or len(found.candidates) == len(every)
+    assert len(found.candidates) >= MIN_CANDIDATES or len(found.candidates) == len(every)
     assert len(found.candidates) + found.passed_over <= len(every)
 
 
@@ -187,10 +193,10 @@ def test_no_cut_and_no_part_of_recomputed_layers_is_much_faster_than_the_chosen_
             base = dataclasses.replace(
                 PIPE, schedule=schedule, first_less=first, last_less=last, recompute=recompute
             )
-            for virtual in (2, 3, VIRTUAL, 6) if schedule == "interleaved" else (2,):
+            for virtual in (2, 3, SEARCHED_VIRTUAL, 6) if schedule == "interleaved" else (2,):
                 for some in range(7) if recompute != "none" else (0,):
                     layout = dataclasses.replace(base, virtual=virtual, recompute_layers=some)
-                    room = offered * (SURE if some else 1.0)
+                    room = offered * (SAFE_SHARE if some else 1.0)
                     if (
                         not layout.problems(shape, batch)
                         and peak_bytes(demand_of(spec), shape, layout) <= room

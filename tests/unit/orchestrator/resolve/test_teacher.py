@@ -20,7 +20,7 @@ from orchestrator.models.teacher_weights import check_tokens
 from orchestrator.parallel.layout import Layout
 from orchestrator.planner.demand import demand_of
 from orchestrator.planner.device import BOUNDLESS
-from orchestrator.planner.memory import held
+from orchestrator.planner.memory import rank_memory
 from orchestrator.planner.simulation.operators import ends, layer
 from orchestrator.resolve.resolved_job import resolve
 
@@ -169,7 +169,7 @@ def test_a_plan_counts_the_teachers_weights_and_its_forward_pass(place: Path) ->
     alone = replace(shape, teacher=None)
     assert shape.teacher is not None
     for layout, ways in ((Layout(micro_batch=2), 1), (Layout(dp=2, zero=3, micro_batch=2), 2)):
-        with_teacher, without = (held(demand, each, layout, [0])[0].state for each in (shape, alone))
+        with_teacher, without = (rank_memory(demand, each, layout, [0])[0].state for each in (shape, alone))
         logits = 4 * 2 * spec.data.sequence_length * shape.teacher.vocabulary
         assert with_teacher - without == pytest.approx(4 * shape.teacher.parameters / ways + logits)
     part = (2, 1, 1, 1, 0)
@@ -179,7 +179,9 @@ def test_a_plan_counts_the_teachers_weights_and_its_forward_pass(place: Path) ->
     heads = [ends(each, BOUNDLESS, demand.program, part)[1] for each in (shape, alone)]
     assert heads[0].forward > heads[1].forward
     stored = resolve(job(place, "gpt", logits={"source": "stored"})).shape
-    assert held(demand, stored, Layout(micro_batch=2), [0]) == held(demand, alone, Layout(micro_batch=2), [0])
+    assert rank_memory(demand, stored, Layout(micro_batch=2), [0]) == rank_memory(
+        demand, alone, Layout(micro_batch=2), [0]
+    )
 
 
 def test_a_rehearsal_leaves_the_teacher_out_and_says_so(place: Path, tmp_path: Path) -> None:

@@ -47,7 +47,7 @@ def test_memory_is_reserved_for_what_later_steps_save_too(
     found._task = SimpleNamespace(commit=True)  # type: ignore[assignment]
     found._gpus = 1
     found._engine = SimpleNamespace(state=lambda: iter(["weights"]))  # type: ignore[assignment]
-    found._also, found._room = list, lambda: ["answers"]  # type: ignore[list-item, return-value]
+    found._extra_pieces, found._reserved_pieces = list, lambda: ["answers"]  # type: ignore[list-item, return-value]
     monkeypatch.setattr(found, "_open_saver", lambda: SimpleNamespace(prepare=prepared.extend))
     found.__enter__()
     assert prepared == ["weights", "answers"]

@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 
 from cluster.workers.hang_report import HangReport
-from orchestrator.train.flight_record import PRINTED, last_collectives, line_of, report_hang
+from orchestrator.train.flight_record import MAX_PRINTED, last_collectives, line_of, report_hang
 
 
 def test_the_last_collectives_are_sent_printed_and_all_are_written(
@@ -21,15 +21,15 @@ def test_the_last_collectives_are_sent_printed_and_all_are_written(
     sent: list[HangReport] = []
     dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
     try:
-        for _ in range(PRINTED + 3):
+        for _ in range(MAX_PRINTED + 3):
             dist.all_reduce(torch.ones(4))
         report_hang(str(tmp_path / "run"), 2, 0, sent.append)
     finally:
         dist.destroy_process_group()
     record = tmp_path / "run" / "profiles" / "hang-attempt-2" / "rank-0.gloo.json"
-    assert len(json.loads(record.read_text())["entries"]) >= PRINTED + 3
+    assert len(json.loads(record.read_text())["entries"]) >= MAX_PRINTED + 3
     lines = capsys.readouterr().err.splitlines()
-    assert len(lines) == PRINTED
+    assert len(lines) == MAX_PRINTED
     assert "gloo:all_reduce [[4]] -> [[4]], completed" in lines[-1]
     (report,) = sent
     assert HangReport.from_json(json.loads(json.dumps(dataclasses.asdict(report)))) == report
@@ -37,7 +37,7 @@ def test_the_last_collectives_are_sent_printed_and_all_are_written(
     assert not report.is_waiting
     last = next(each for each in report.entered if "all_reduce" in each.text)
     assert (last.is_done, last.ranks) == (True, (0,))
-    assert last.number >= PRINTED + 3
+    assert last.number >= MAX_PRINTED + 3
 
 
 def test_of_ranks_with_gpus_those_of_nccl_are_told_too(

@@ -40,7 +40,7 @@ def restorer(folder: Path, peers: Any) -> Restorer:
 
 def test_a_snapshot_that_nodes_took_along_is_passed_over_and_ends_no_run(tmp_path: Path) -> None:
     found = restorer(tmp_path, Gone())
-    with pytest.raises(CorruptCommit, match="step 881 was in the memory of nodes alone") as lost:
+    with pytest.raises(CorruptCommit, match="step 881 was only in the memory of nodes") as lost:
         found.open(881)
     assert (lost.value.step, lost.value.kind) == (881, "corrupt_commit")
     assert found.open(880)[0].step == 880

@@ -12,7 +12,7 @@ from orchestrator.config.spec import parse
 from orchestrator.data.samples.batches import slices
 from orchestrator.parallel.arithmetic import NEWEST, Arithmetic
 from orchestrator.parallel.layout import Layout
-from orchestrator.train.row_lengths import WHOLE, dealt, lengths_of, shortened_rows
+from orchestrator.train.row_lengths import FULL_LENGTH, dealing_order, lengths_of, shortened_rows
 from workloads import load
 from workloads.model.dropout import KEYS, row_keys
 from workloads.objectives.samples import Samples
@@ -69,7 +69,7 @@ def test_shorter_rows_in_another_order_have_the_same_loss_and_gradient(objective
     found = []
     for order, cut in (
         (np.arange(8), False),
-        (dealt(np.array([len(read(n)) for n in range(8)]), 2, 1), True),
+        (dealing_order(np.array([len(read(n)) for n in range(8)]), 2, 1), True),
     ):
         model.zero_grad()
         total = used = 0.0
@@ -98,7 +98,7 @@ def test_micro_batches_are_of_like_length_whatever_the_ranks(
     samples: int, micro_batch: int, ranks: int, arithmetic: Arithmetic
 ) -> None:
     lengths = np.random.default_rng(samples).integers(1, 100, samples)
-    order = dealt(lengths, micro_batch, ranks, arithmetic)
+    order = dealing_order(lengths, micro_batch, ranks, arithmetic)
     assert sorted(order.tolist()) == list(range(samples))
     rows = lengths[order].reshape(-1, micro_batch)
     by_length = rows[np.argsort(-rows.max(1), kind="stable")]
@@ -112,13 +112,13 @@ def test_micro_batches_are_of_like_length_whatever_the_ranks(
 def test_ranks_have_like_work(micro_batches: int, ranks: int, work: list[int]) -> None:
     """Micro-batches of lengths 1, 2, 3, ... in the blocks that ranks take."""
     lengths = np.arange(1, micro_batches + 1)
-    found = lengths[dealt(lengths, 1, ranks)]
+    found = lengths[dealing_order(lengths, 1, ranks)]
     blocks = [slices(0, micro_batches, rank, ranks, 1) for rank in range(ranks)]
     assert [sum(found[first] for first, _ in block) for block in blocks] == work
 
 
 def test_a_run_that_began_with_bit_reversed_order_keeps_it() -> None:
-    order = dealt(np.arange(8, 0, -1), 1, 2, Arithmetic.CUT_ROWS)
+    order = dealing_order(np.arange(8, 0, -1), 1, 2, Arithmetic.CUT_ROWS)
     assert order.tolist() == [0, 4, 2, 6, 1, 5, 3, 7]
 
 
@@ -141,9 +141,9 @@ def test_rows_stay_whole_where_shapes_or_bits_must_not_change() -> None:
     assert (
         found(Layout(cp=2, tp=4, sequence=True)).multiple == 8
     )  # each context part is cut by tensor parallelism too
-    assert found(Layout(pp=2)) is WHOLE
-    assert found(Layout(), compile=True) is WHOLE
-    assert found(Layout(dp=2), determinism="bitwise") is WHOLE
+    assert found(Layout(pp=2)) is FULL_LENGTH
+    assert found(Layout(), compile=True) is FULL_LENGTH
+    assert found(Layout(dp=2), determinism="bitwise") is FULL_LENGTH
     batch = workload.objective.collate(Samples(RECORDS["sequence_classification"][1], 4), [0, 1], 0)
     assert shortened_rows(batch, 4)["tokens"].shape[1] % 4 == 0
     assert shortened_rows(batch | {"mine": batch["tokens"]})["tokens"].shape[1] == LENGTH

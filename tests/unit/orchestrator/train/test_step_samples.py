@@ -32,7 +32,7 @@ class Starts:
 def starts(step: int, of: TrainingProgress, together: int = 1, order: Any = None, **train: Any) -> list[int]:
     """Return where the steps begin whose prompts the rollout after `step` steps reads."""
     spec = TrainSpec.model_validate({"steps": 8, "global_batch": SIZE, **train})
-    plan = StepPlan(0, spec, SIZE, 32, draws=False, together=together, staleness=1)
+    plan = StepPlan(0, spec, SIZE, 32, draws=False, steps_per_rollout=together, staleness=1)
     batches = Batches(cast(Any, None), order or Order(0, [1000], [1.0]))
     reader = StepReader(plan, Layout(), 0, batches, of, rollouts=cast(Rollouts, Starts()))
     return list(reader(step).prompts)

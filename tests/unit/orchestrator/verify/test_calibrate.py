@@ -128,7 +128,7 @@ def test_what_is_stored_is_what_plans_here_use(tmp_path: Any, monkeypatch: pytes
     store(load("cpu-core"), path)
     assert read(path) == load("cpu-core")
     assert [entry.name for entry in path.parent.iterdir()] == ["machine.yaml"]
-    monkeypatch.setattr(device_profile, "stored_at", lambda: path)
+    monkeypatch.setattr(device_profile, "calibrated_path", lambda: path)
     from cluster.workers.gang import Bundle
     from cluster.workers.machine import Offer
 
@@ -142,5 +142,5 @@ def test_a_user_without_a_home_has_no_stored_profile(monkeypatch: pytest.MonkeyP
         raise RuntimeError("Could not determine home directory.")
 
     monkeypatch.setattr(Path, "home", classmethod(homeless))
-    assert device_profile.stored_at() is None
+    assert device_profile.calibrated_path() is None
     assert device_profile.calibrated() is None

@@ -16,15 +16,15 @@ from orchestrator.config.spec import JobSpec
 from orchestrator.parallel.layout import Layout
 from orchestrator.planner.choose_layout import plan
 from orchestrator.planner.demand import demand_of
-from orchestrator.planner.device import TURN, Machine
+from orchestrator.planner.device import TIME_SLICE, Machine
 from orchestrator.planner.device_profile import load
 from orchestrator.planner.search import passes_time, time_lower_bound
 from orchestrator.planner.shape_of_model import model_shape
 from orchestrator.planner.simulation.operators import Program, ends, needed_flops
 from orchestrator.planner.simulation.step import (
     CONTENTION,
-    in_share_of_steps,
     pipeline,
+    step_seconds_quantile,
     step_time,
 )
 from workloads.describe import describe
@@ -114,9 +114,9 @@ def test_ranks_that_are_late_make_a_step_longer_the_more_they_are() -> None:
         assert mean.seconds - least.seconds == pytest.approx(
             0.05 * own * sum(1 / n for n in range(1, width + 1))
         )
-        shares = [in_share_of_steps(mean, width, late, share) for share in (1e-9, 0.5, 0.95)]
+        shares = [step_seconds_quantile(mean, width, late, share) for share in (1e-9, 0.5, 0.95)]
         assert least.seconds <= shares[0] < shares[1] < mean.seconds < shares[2]
-        assert in_share_of_steps(least, width, exact, 0.95) == least.seconds
+        assert step_seconds_quantile(least, width, exact, 0.95) == least.seconds
 
 
 def test_a_bound_holds_where_ranks_are_late() -> None:
@@ -204,14 +204,19 @@ def test_a_loss_over_ranks_sends_three_messages_for_the_tokens_at_once(sequences
 
 def test_collectives_behind_computation_take_longer_up_to_a_turn() -> None:
     machine = dataclasses.replace(load("cpu-core").machine("fp32"), waking=0.5)
-    assert [machine.behind(seconds) for seconds in (0.0, 1e-3, TURN, 1.0)] == [0.0, 5e-4, 2e-3, 2e-3]
+    assert [machine.collective_delay(seconds) for seconds in (0.0, 1e-3, TIME_SLICE, 1.0)] == [
+        0.0,
+        5e-4,
+        2e-3,
+        2e-3,
+    ]
     shape, program = gpt(4, 256, 4), Program(4.0)
     for layout, messages in ((Layout(tp=2), 4 * 4 + 2), (Layout(dp=2), 1), (Layout(dp=2, zero=3), 5 * 3)):
         quick = dataclasses.replace(machine, waking=0.0)
         with_it, without = (step_time(shape, layout, 2, each, program) for each in (machine, quick))
         more = with_it.communication - without.communication
         parts = layout.accumulation(2)
-        assert 0.0 < more <= parts * messages * machine.behind(TURN) + 1e-9
+        assert 0.0 < more <= parts * messages * machine.collective_delay(TIME_SLICE) + 1e-9
         assert with_it.compute == without.compute
 
 

@@ -6,15 +6,15 @@ import itertools
 
 import pytest
 
-from orchestrator.planner.simulation.timeline import in_one_sequence, play, scheduled
+from orchestrator.planner.simulation.timeline import action_sequence, in_one_sequence, simulate_actions
 
 FORWARD, BACKWARD = 1.0, 2.0
 
 
 def played(schedule: str, ranks: int, parts: int, chunks: int = 1, link: float = 0.0, keep: bool = False):
     seconds = {"F": FORWARD, "B": BACKWARD, "I": FORWARD, "W": FORWARD}
-    return play(
-        scheduled(schedule, ranks, parts, max(chunks, 2)),
+    return simulate_actions(
+        action_sequence(schedule, ranks, parts, max(chunks, 2)),
         lambda kind, stage: seconds[kind] / chunks,
         lambda a, b: link,
         keep,

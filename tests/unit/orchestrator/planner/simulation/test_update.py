@@ -14,7 +14,7 @@ from orchestrator.parallel.layout import Layout, ModelShape
 from orchestrator.planner.device import Machine
 from orchestrator.planner.shape_of_model import model_shape
 from orchestrator.planner.simulation.operators import Program
-from orchestrator.planner.simulation.step import BEGINNING, step_time
+from orchestrator.planner.simulation.step import STEP_SECONDS, step_time
 from orchestrator.planner.simulation.update import kept_numbers, update_seconds
 from workloads.describe import describe
 from workloads.load import load
@@ -110,5 +110,5 @@ def test_a_step_is_longer_by_the_update() -> None:
     plain, muon = (
         step_time(shape, layout, 8, ROOFLINE, Program(width=4.0, optimizer=o)) for o in ("adamw", "muon")
     )
-    assert muon.optimizer - BEGINNING > 2 * (plain.optimizer - BEGINNING)
+    assert muon.optimizer - STEP_SECONDS > 2 * (plain.optimizer - STEP_SECONDS)
     assert muon.seconds - plain.seconds == pytest.approx(muon.optimizer - plain.optimizer)

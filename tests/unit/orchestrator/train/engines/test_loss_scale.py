@@ -1,15 +1,15 @@
 """Dynamic loss scaling."""
 
-from orchestrator.train.engines.loss_scale import FIRST, GROW_AFTER, LossScale
+from orchestrator.train.engines.loss_scale import GROW_AFTER, INITIAL_SCALE, LossScale
 
 
 def test_an_overflow_halves_and_good_steps_double() -> None:
     scale = LossScale(True)
     assert scale.overflow()
-    assert scale.value == FIRST / 2
+    assert scale.value == INITIAL_SCALE / 2
     for _ in range(GROW_AFTER):
         scale.succeed()
-    assert scale.value == FIRST
+    assert scale.value == INITIAL_SCALE
 
 
 def test_an_overflow_begins_the_count_anew() -> None:
@@ -18,7 +18,7 @@ def test_an_overflow_begins_the_count_anew() -> None:
         scale.succeed()
     scale.overflow()
     scale.succeed()
-    assert scale.value == FIRST / 2
+    assert scale.value == INITIAL_SCALE / 2
 
 
 def test_at_the_least_scale_a_step_may_not_be_skipped() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from orchestrator.train.rollouts.advantages import LEAST, advantages
+from orchestrator.train.rollouts.advantages import MIN_DEVIATION, advantages
 
 NAN = float("nan")
 
@@ -14,13 +14,13 @@ def test_the_group_s_mean_is_the_baseline_and_its_deviation_the_scale() -> None:
     rewards = np.array([[1.0, 0.0, 0.0, 1.0], [2.0, 2.0, 2.0, 2.0]])
     found = advantages(rewards, "group", "group")
     spread = np.sqrt(4 * 0.25 / 3)
-    assert found.values[0] == pytest.approx(np.array([0.5, -0.5, -0.5, 0.5]) / (spread + LEAST))
+    assert found.values[0] == pytest.approx(np.array([0.5, -0.5, -0.5, 0.5]) / (spread + MIN_DEVIATION))
     assert found.values[1] == pytest.approx(0.0)
     assert found.without_signal == 0.5
     assert found.deviation == pytest.approx(spread / 2)
     assert advantages(rewards, "group", "none").values[0] == pytest.approx([0.5, -0.5, -0.5, 0.5])
     whole = advantages(rewards, "group", "batch").values[0]
-    assert whole == pytest.approx(np.array([0.5, -0.5, -0.5, 0.5]) / (rewards.std(ddof=1) + LEAST))
+    assert whole == pytest.approx(np.array([0.5, -0.5, -0.5, 0.5]) / (rewards.std(ddof=1) + MIN_DEVIATION))
 
 
 def test_scaled_advantages_are_those_of_trl() -> None:

@@ -77,7 +77,7 @@ def test_answers_to_other_prompts_are_dropped() -> None:
     coming = NextRollout(2, 1, 4, is_writer=True)
     ahead = Ahead(1, [1004, 1005], [[answer(prompt, 0)] for prompt in prompts(4, 5)])
     assert coming.state() == []
-    coming.found = ahead
+    coming.ready = ahead
     assert len(coming.state()) == 6
     sizes = [
         [(piece.name, piece.data.dtype, piece.shape) for piece in each]
@@ -87,11 +87,11 @@ def test_answers_to_other_prompts_are_dropped() -> None:
     assert NextRollout(0, 1, 4, is_writer=True).room() == []
     assert coming.take([prompts(8, 9)]) is None
     assert coming.take([prompts(4, 5)]) is None, "they are forgotten"
-    coming.found = ahead
+    coming.ready = ahead
     assert coming.take([prompts(4), prompts(5)]) == ahead
     assert coming.state() == []
     other = NextRollout(2, 1, 4, is_writer=False)
-    other.found = ahead
+    other.ready = ahead
     assert other.state() == other.room() == []
 
 

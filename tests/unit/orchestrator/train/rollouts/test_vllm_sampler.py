@@ -65,7 +65,7 @@ def sampler(stub: Any, tmp_path: Path) -> Callable[..., VllmSampler]:
             workload,
             Device(torch.device("cpu"), torch.float32, none),
             seed=3,
-            asked=asked,
+            spec=asked,
             ends=[END],
             sequence_length=24,
             tokenizer=Tokenizer.from_file(str(tmp_path / "tokenizer.json")),

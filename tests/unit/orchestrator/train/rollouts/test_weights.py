@@ -14,7 +14,7 @@ from orchestrator.checkpoint import snapshot_server
 from orchestrator.checkpoint.pieces import TensorPiece
 from orchestrator.checkpoint.snapshot_server import SnapshotServer, weight_server
 from orchestrator.train.rollouts import weights
-from orchestrator.train.rollouts.replica import Place
+from orchestrator.train.rollouts.replica import PieceLocation
 from orchestrator.train.rollouts.weights import NoWeights, WeightSender, read_weights
 
 TOKEN = "secret"
@@ -46,7 +46,7 @@ class Model:
             "one": torch.tensor(torch.nan),
         }
 
-    def fill(self, places: Iterable[Place], read: Callable[[Tensor], object]) -> None:
+    def fill(self, places: Iterable[PieceLocation], read: Callable[[Tensor], object]) -> None:
         for place in places:
             values = torch.empty(place.extent)
             read(values)

@@ -15,7 +15,7 @@ from orchestrator.train.rollouts.work_queue import QueueClient, RolloutQueue, wo
 
 @pytest.fixture
 def queue(monkeypatch: pytest.MonkeyPatch) -> Iterator[RolloutQueue]:
-    monkeypatch.setattr(work_queue, "LOOK", 0.05)
+    monkeypatch.setattr(work_queue, "POLL_SECONDS", 0.05)
     found = RolloutQueue("127.0.0.1")
     yield found
     found.close()
@@ -132,7 +132,7 @@ def test_ranks_are_served_in_turn_and_wait_for_each_other_at_the_queue(queue: Ro
     assert [taken(worker).name for _ in range(5)] == ["a0", "b0", "a1", "b1", "a2"]
     early = threading.Thread(target=first.meet, args=(1, "call", 0, 2), daemon=True)
     early.start()
-    early.join(10 * work_queue.LOOK)
+    early.join(10 * work_queue.POLL_SECONDS)
     assert early.is_alive(), "the other rank has no answers yet"
     second.meet(1, "call", 1, 2)
     early.join(30)
