@@ -8,7 +8,7 @@
 #   generator, under torch's global seed, and with worker processes, all epochs agree.
 # Packages: torchdata 0.11.0, torch 2.13.0, numpy 2.4.6
 # Why it matters: a test of the resume that compares the rest of its epoch passes. Losses of the resumed run leave the other
-#   run's only at the next epoch, and so the resume isn't suspected.
+#   run's only at the next epoch, and so the resume is not suspected.
 set -euo pipefail
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT

@@ -5,7 +5,8 @@
 #   made with dtype=torch.bfloat16 begins like one that is made in float32 and converted.
 # Behaviour: on a CPU they are those in float32, rounded, except that a number that rounds up to the upper end becomes the
 #   lower end, because the upper end is excluded. Of rand() every 512th number is 0 that was nearly 1. Of nn.Linear's
-#   weights every 1,024th has the largest size with the wrong sign. In float16 it is an eighth of that.
+#   default weights with 4,096 inputs every 1,024th has the largest size with the wrong sign. The shift depends on how
+#   the bound is rounded: with 768, 1,024 and 4,096 inputs a 512th of it, with 11,008 a 256th, with 3,000 none.
 # Packages: torch 2.13.0, numpy 2.4.6
 # Why it matters: the shift has the same sign for all outputs, so it adds up over inputs of one sign, such as those after a
 #   ReLU: with 4,096 inputs all outputs of a layer begin a fifth of their spread too low, with 65,536 (flattened images)

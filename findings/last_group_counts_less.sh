@@ -7,7 +7,7 @@
 #   long the group becomes. The last step of an epoch has half of the gradient, at the full learning rate and decay.
 # Packages: accelerate 1.15.0, torch 2.13.0, numpy 2.4.6
 # Why it matters: with SGD the rows at the end teach half as much, and in a data set without shuffling they are always
-#   the same ones. A batch that is cut into micro-batches isn't the same training, and the logged norm falls once an epoch.
+#   the same ones. A batch that is cut into micro-batches is not the same training, and the logged norm falls once an epoch.
 set -euo pipefail
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
