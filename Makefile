@@ -16,7 +16,7 @@ ALL_AT_ONCE := --numprocesses $(shell $(PYTHON) -c 'import os; print(1 + (os.cpu
 BY_FILE := --numprocesses 3 --dist loadfile
 
 .DEFAULT_GOAL := help
-.PHONY: help install quickstart example-reviews example-chat example-preferences example-chain example-summarise example-sums example-distill example-compress test test-unit test-dist test-ray test-long test-partition test-traced check-kubernetes soak test-gpu bench-gpu bench-planner published-table bench findings docs check house format lock clean
+.PHONY: help install quickstart example-reviews example-chat example-preferences example-chain example-summarise example-sums example-distill example-compress test test-releases test-unit test-dist test-ray test-long test-partition test-traced check-kubernetes soak test-gpu bench-gpu bench-planner published-table bench findings docs check house format lock clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-20s %s\n", $$1, $$2}'
@@ -70,8 +70,6 @@ example-distill: install ## a small GPT learns from a larger one, and alone for 
 
 example-compress: install ## the classifier of example-reviews, with a seventh of its bytes
 	@$(BIN)/python examples/reviews.py
-	@$(BIN)/orchestrator run examples/reviews.yaml
-	@test -e reviews/small || $(BIN)/orchestrator data vocabulary examples/reviews.yaml reviews/small --set workload.model=hf:runs/reviews/export --set data.tokenizer=runs/reviews/export
 	@$(BIN)/orchestrator run examples/compress.yaml
 
 test: install ## the default suite: unit, dist and ray
@@ -134,6 +132,9 @@ bench: install ## measurements; their tables are in docs/benchmarks.md
 docs: install ## the documentation site, into build/docs; needs no network
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
 	@echo "the site is in build/docs: open build/docs/index.html"
+
+test-releases: install ## quantised exports, read by older and newer releases of transformers, compressed-tensors and onnxruntime
+	$(BIN)/python tests/bench/read_by_releases.py build/releases
 
 findings: ## what public software does that good guesses miss: run each script of findings/, half an hour
 	@failed=0; for script in findings/*.sh; do \

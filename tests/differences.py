@@ -54,6 +54,9 @@ EVALUATION = "unit/orchestrator/train/test_evaluation.py"
 LORA = "unit/workloads/adapters/test_lora.py"
 TRACKER = "unit/orchestrator/observe/test_mlflow_delivery.py"
 MLFLOW = "unit/orchestrator/observe/test_mlflow_checks.py"
+SPACE = "unit/orchestrator/tune/test_space.py"
+BATCHES = "unit/orchestrator/data/samples/test_batches.py"
+ORDER = "unit/orchestrator/data/samples/test_order.py"
 SCHEDULERS = "unit/orchestrator/tune/test_schedulers.py"
 KUBERAY = "unit/orchestrator/extensions/render/test_checks.py"
 FRAMED = "unit/orchestrator/resolve/test_framed_text.py"
@@ -375,7 +378,7 @@ TOPICS: dict[str, tuple[Difference, ...]] = {
             "Every step has the global batch: a batch may straddle epochs, and nothing is dropped.",
             (
                 f"{EVALUATION}::test_an_evaluation_of_the_trainer_weighs_rows_and_not_tokens",
-                "unit/orchestrator/data/samples/test_batches.py::test_a_batch_may_straddle_epochs",
+                f"{BATCHES}::test_a_batch_may_straddle_epochs",
             ),
         ),
         Difference(
@@ -425,6 +428,18 @@ TOPICS: dict[str, tuple[Difference, ...]] = {
             "datatrove/pipeline/formatters/pii.py",
             "A replacement is always the same.",
             (f"{CLEAN}::test_a_replacement_does_not_depend_on_earlier_documents",),
+        ),
+        Difference(
+            "torchdata",
+            "A resumed `StatefulDataLoader` with a generator of one's own and no workers shuffles all epochs after the "
+            "current one otherwise than the uninterrupted one.",
+            "findings/generator_after_a_resume.sh",
+            "The order of an epoch follows from the seed and the epoch's number, so a resume changes none.",
+            (
+                f"{ORDER}::test_every_index_of_an_epoch_comes_once",
+                f"{ORDER}::test_the_order_is_fixed_forever",
+            ),
+            "0.11.0",
         ),
         Difference(
             "ray",
@@ -686,6 +701,17 @@ TOPICS: dict[str, tuple[Difference, ...]] = {
             "ray/tune/schedulers/async_hyperband.py",
             "A trial waits at its rung until others have come, and goes on when it is among the best.",
             (f"{SCHEDULERS}::test_asha_promotes_as_soon_as_enough_have_come",),
+        ),
+        Difference(
+            "ray",
+            "PBT multiplies a value by 1.2 or 0.8 without a look at its range: a momentum between 0.8 and 0.99 "
+            "exceeds 1. An integer of 1 or 2 is rounded to itself and never moves.",
+            "findings/mutation_leaves_its_range.sh",
+            "Values stay within their range, and a whole number moves by at least one.",
+            (
+                f"{SPACE}::test_a_perturbed_value_moves_and_stays_in_range",
+                f"{SPACE}::test_small_whole_numbers_move_too",
+            ),
         ),
         Difference(
             "ray",

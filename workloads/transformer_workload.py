@@ -305,7 +305,7 @@ class TransformerWorkload:
 
         return hf_names(self.config, shapes_of(self.config))
 
-    def hf_weights(self, chosen: Collection[str]) -> Collection[str]:
+    def hf_weights(self, chosen: Collection[str]) -> Mapping[str, Sequence[str]]:
         """See Workload.hf_weights."""
         from workloads.hf.convert.checkpoint import hf_weights
 

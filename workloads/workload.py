@@ -407,8 +407,8 @@ class Workload(Protocol):
     def hf_tensors(self) -> Collection[str]:
         """Return the names of the exported model's tensors in transformers. Raises WorkloadError without one."""
 
-    def hf_weights(self, chosen: Collection[str]) -> Collection[str]:
-        """Return transformers' names of the matrices that consist of our weights `chosen`.
+    def hf_weights(self, chosen: Collection[str]) -> Mapping[str, Sequence[str]]:
+        """Return transformers' names of the matrices that consist of our weights `chosen`, with the weights of each.
 
         Raises WorkloadError if it joins them with others, or has no names for them.
         """

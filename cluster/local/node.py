@@ -39,6 +39,8 @@ that waits for a node's socket retries soon, for as long as by default. Ray's ow
 in seven by that second."""
 LONG_PATH = "AF_UNIX path length"
 """Part of Ray's error message if the path of its folder is too long for a socket."""
+TOO_SLOW = "timed out during startup"
+"""Part of Ray's error message if a node does not start within the 30 s that Ray waits."""
 NO_PORT = {"DASHBOARD_METRIC_PORT": "-1", "AUTOSCALER_METRIC_PORT": "-1"}
 """Variables that keep the metrics servers of the dashboard and the autoscaler from starting."""
 

@@ -19,7 +19,7 @@ from typing import Any
 import psutil
 
 from cluster.local import reaper
-from cluster.local.node import LONG_PATH, NodeSpec
+from cluster.local.node import LONG_PATH, TOO_SLOW, NodeSpec
 from cluster.workers.program import command_of
 from cluster.workers.stop_signals import held_interruptions
 
@@ -98,7 +98,11 @@ def _last_words(node: NodeSpec) -> str:
     """Return why a node did not start, by the last line of its log, with the fix if it is known."""
     lines = (Path(node.folder) / f"node-{node.ip}.log").read_text(errors="replace").splitlines()
     last = next((line.strip() for line in reversed(lines) if line.strip()), "no reason given")[:300]
-    return f"{last}; its sockets are below TMPDIR: set it to a shorter path" if LONG_PATH in last else last
+    fixes = {
+        LONG_PATH: "its sockets are below TMPDIR: set it to a shorter path",
+        TOO_SLOW: "try again when this machine has less to do",
+    }
+    return "; ".join([last.rstrip("."), *(fix for part, fix in fixes.items() if part in last)])
 
 
 def end_nodes(nodes: Sequence[dict[str, Any]], abruptly: bool = False) -> None:

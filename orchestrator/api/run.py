@@ -78,10 +78,20 @@ class Run:
 
     @property
     def state(self) -> str:
-        """The state of the run: "done", "failed" or "stopped" at its end, "waiting" while it waits in the queue or
-        for workers, else its phase; "unknown" before it begins, "lost" if its controller ended without a word.
+        """The state of the run, one of these texts.
 
-        Before a submitted run begins, this is the state of its submission.
+        - "unknown": it has not begun.
+        - "waiting": it waits for its turn in the cluster's queue, or for workers.
+        - "prepare": text becomes token shards.
+        - "start": ranks start and load the last checkpoint.
+        - "train": steps are computed.
+        - "stop": ranks end, because of a failure, a stop or another number of workers.
+        - "evaluate", "export": training has ended, and the last checkpoint is evaluated or exported.
+        - "done", "failed", "stopped": it has ended. "stopped" is with a checkpoint, by a limit or the user.
+        - "lost": its controller ended without a word. `run` resumes it.
+
+        A run from `submit` or from `run(block=False)` has the state of its process before it begins: "pending",
+        "running", or at its end "done", "stopped", "failed" or "wrong input".
         """
         return self._state_by(self.status)
 
@@ -151,11 +161,13 @@ class Run:
         quantize: Literal["int8", "int4", "none"] | None = None,
         group: int | Literal["row"] | None = None,
         activations: Literal["none", "dynamic"] | None = None,
+        mean_bits: float | None = None,
     ) -> str:
         """Export a commit, the newest sound one by default, and return where: a folder that transformers loads, or of
         an own model (form safetensors) its weights under its own names.
         raw: the weights of training where the job has an average of them.
-        form, names, numbers, quantize, group and activations: another format, as the options of `checkpoint export`.
+        form, names, numbers, quantize, group, activations and mean_bits: another format, as the options of
+        `checkpoint export`.
 
         Raises InputError if there is no such commit or format, or `to` holds something else.
         """
@@ -165,7 +177,7 @@ class Run:
 
         target = self._directory.at("export") if to is None else run_directory("", to).uri
         scheme = scheme_option(form, quantize, None if group is None else str(group), activations)
-        conversion = form_option(form, names, numbers, scheme)
+        conversion = form_option(form, names, numbers, scheme, mean_bits)
         read_chosen(
             self._store, step, lambda number: export(self.uri, number, target, raw=raw, form=conversion)
         )
@@ -299,6 +311,17 @@ class Run:
         """Wait at most `timeout` seconds for the end of the run, or of its job if it was submitted. Raises RunFailed if
         the run fails or no controller is active for it any more, and TimeoutError."""
         return self._wait(timeout, lambda _: None)
+
+    def delete(self) -> None:
+        """Remove the run directory with everything in it for good, as `orchestrator runs --remove` does.
+
+        Raises InputError if the run or its process has not ended, or if something holds one of its checkpoints.
+        """
+        from orchestrator.launch.stored_runs import remove
+
+        if self._submission is not None and not self._job_now().has_ended:
+            raise InputError("has not ended", self.uri, "Run.stop() ends it")
+        remove(self.uri)
 
     def _wait(self, timeout: float | None, at_each_look: Callable[[dict[str, Any]], object]) -> Run:
         deadline = None if timeout is None else time.monotonic() + timeout

@@ -64,7 +64,7 @@ def rows(progress: Mapping[str, Any]) -> list[list[str]]:
             stage["stage"],
             stage["state"],
             _base(stage),
-            f"{stage['step']} of {stage['steps']}",
+            f"{stage['step']} of {stage['steps']}" if stage["steps"] else "-",
             "-" if stage["loss"] is None else f"{stage['loss']:.4f}",
             "-" if stage.get("share") is None else f"{100 * stage['share']:.1f} %",
             stage["run_dir"],

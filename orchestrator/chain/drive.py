@@ -13,11 +13,13 @@ from functools import partial
 from typing import Any
 
 from cluster.workers.stop_signals import held_interruptions
+from orchestrator.bench.inputs import Prepare
 from orchestrator.bench.measure import ExportFailed
 from orchestrator.chain.exports import ExportTable, shortfall
 from orchestrator.chain.preflight import of_stage
 from orchestrator.chain.results import finish, record
 from orchestrator.chain.stage_run import StageRun
+from orchestrator.chain.vocabulary import make as make_folder
 from orchestrator.config.chain import ChainSpec
 from orchestrator.config.errors import InputError
 from orchestrator.config.outcome import Outcome
@@ -83,12 +85,16 @@ class Driver:
             chain,
             stages,
             root,
-            prepare=partial(prepared, tell=StageLine(partial(tell_of, show, "exports"))),
+            prepare=self._prepare("exports"),
             tell=lambda status: show({"exports": status}),
         )
         """Measures the exports, and knows what they keep."""
         self._are_exports_left = False
         """Whether the user has interrupted the comparison of the exports."""
+
+    def _prepare(self, name: str) -> Prepare:
+        """Return the function that prepares data on the cluster of the chain, and shows the progress by a name."""
+        return partial(prepared, tell=StageLine(partial(tell_of, self._show, name)))
 
     def drive(self, shared: str = "") -> bool:
         """Run until no stage is running and none can begin. Return whether to connect to Ray again and continue.
@@ -181,6 +187,10 @@ class Driver:
                 self._end(name, RunOutcome(Outcome.WRONG_INPUT, None, str(error)))
 
     def _start(self, name: str, stage: StageRun, shared: str) -> None:
+        if stage.stage.vocabulary:
+            make_folder(stage, self._prepare(name))
+            self._end(name, RunOutcome(Outcome.DONE, None))
+            return
         past = PastRun(stage.job, stage.run)
         if (past_outcome := past.done()) is not None:
             past.put_back()

@@ -18,7 +18,7 @@ from cluster.workers.machine import processors_here
 from orchestrator.bench.export_folder import ExportFolder, read_exports
 from orchestrator.bench.inputs import Inputs, Prepare, comparable_metric, metrics_of, read_inputs
 from orchestrator.bench.measure import Tell, measure_exports, to_json
-from orchestrator.chain.stage_run import StageRun
+from orchestrator.chain.stage_run import StageRun, export_of
 from orchestrator.config.chain import COMPRESS, ChainSpec, CompressSpec
 from orchestrator.config.errors import InputError
 from orchestrator.data.config import DataSpec, Source
@@ -213,11 +213,6 @@ class ExportTable:
             files = sorted(Path(folder).glob("*"))
             content = str([(file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in files])
         return content
-
-
-def export_of(stage: StageRun) -> str:
-    """Return the folder of a stage's export."""
-    return stage.job.checkpoint.export_to or stage.run.at("export")
 
 
 def _comparison_context(compress: CompressSpec) -> dict[str, Any]:

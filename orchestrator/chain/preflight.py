@@ -11,11 +11,11 @@ from orchestrator.chain.same_inputs import check_inputs
 from orchestrator.chain.stage_run import StageRun
 from orchestrator.chain.stand_ins import stand_ins
 from orchestrator.checkpoint.identity import check_same_run
-from orchestrator.config.chain import CONTINUE, ChainSpec
+from orchestrator.config.chain import CONTINUE, VOCABULARY, ChainSpec
 from orchestrator.config.document import STAGES
 from orchestrator.config.errors import InputError, Problems
 from orchestrator.launch.init_checks import check_base, check_continues
-from orchestrator.launch.job_checks import check_job
+from orchestrator.launch.job_checks import JobChecks, check_job
 from orchestrator.launch.machine_checks import check_machine
 from orchestrator.launch.path_checks import check_all_places
 from orchestrator.launch.worker import worker_at
@@ -51,6 +51,9 @@ def check_chain(
                     continue
                 check_all_places(stage.job, stage.run)
                 check_machine(stage.job.resources, stage.job.all_workers, address)
+                if stage.stage.vocabulary:
+                    JobChecks(jobs[name]).without_model()
+                    continue
                 stage_job = jobs[name].with_parts(train=as_its_run(jobs[name].train, stage.run))
                 teacher = stage.stage.learns_from
                 if teacher is not None and teacher.stage not in done:
@@ -81,6 +84,9 @@ def check_chain(
 def _check_exports_are_here(chain: ChainSpec, root: RunDir) -> None:
     """Check that exports are on the local file system, because a run can begin only with such an export."""
     for stage in chain.stages:
+        if stage.vocabulary and not is_local(root.uri):
+            problem = f"{stage.name} writes a folder, and the directory of the chain is in a store"
+            raise InputError(problem, f"{STAGES}.{stage.name}.{VOCABULARY}", "give a local --run-dir")
         base = stage.begins_with and chain[stage.begins_with.stage]
         if not base or not base.job.workload.adapter:
             continue

@@ -8,7 +8,8 @@ from typing import Any
 
 from orchestrator.chain.exports import rows_of, shares, shortfall
 from orchestrator.chain.stage_run import StageRun
-from orchestrator.config.chain import ChainSpec
+from orchestrator.chain.vocabulary import facts_of, shown
+from orchestrator.config.chain import MODEL, ChainSpec, Input
 from orchestrator.config.errors import InputError
 from orchestrator.config.outcome import ENDED, Outcome
 from orchestrator.config.redact import redact_message
@@ -71,7 +72,7 @@ def record(
 def _stage_or_why(stage: StageRun, line: str) -> dict[str, Any]:
     """As `_stage`. If the run directory cannot be read, the reason says why, and the other stages are still shown."""
     try:
-        return _stage(stage, line)
+        return _folder(stage, line) if stage.stage.vocabulary else _stage(stage, line)
     except (InputError, OSError, LookupError, TypeError, ValueError) as error:
         says = str(error) if isinstance(error, InputError) else f"{type(error).__name__}: {error}"
         return _about(stage, UNREADABLE, redact_message(" ".join(says.split())))
@@ -79,18 +80,18 @@ def _stage_or_why(stage: StageRun, line: str) -> dict[str, Any]:
 
 def _about(stage: StageRun, state: str, reason: str) -> dict[str, Any]:
     """The entry of a stage without its run directory."""
-    base = stage.stage.begins_with or stage.stage.continues
+    base = stage.stage.begins_with or stage.stage.continues or stage.stage.made_of
     return {
         "stage": stage.name,
         "run_dir": stage.run.uri,
         "state": state,
         "reason": reason,
         "needs": list(stage.stage.needs),
-        "begins_with": {"stage": base.stage, "tag": base.tag, "step": None} if base else None,
+        "begins_with": {"stage": base.stage, "tag": _tag(base), "step": None} if base else None,
         "model": stage.job.workload.model,
         "objective": stage.job.workload.objective,
         "step": 0,
-        "steps": stage.job.train.steps,
+        "steps": 0 if stage.stage.vocabulary else stage.job.train.steps,
         "loss": None,
         "evaluation": {},
         "started": None,
@@ -99,6 +100,19 @@ def _about(stage: StageRun, state: str, reason: str) -> dict[str, Any]:
         "cost_usd": None,
         "receipt": None,
     }
+
+
+def _tag(base: Input) -> str:
+    """What of a stage another one begins with."""
+    return "export" if base.key == MODEL else base.tag
+
+
+def _folder(stage: StageRun, line: str) -> dict[str, Any]:
+    """The entry of a stage that removes tokens."""
+    made = facts_of(stage)
+    if not made:
+        return _about(stage, str(Outcome.FAILED) if line else WAITING, line)
+    return _about(stage, str(Outcome.DONE), "") | shown(made)
 
 
 def _stage(stage: StageRun, line: str) -> dict[str, Any]:

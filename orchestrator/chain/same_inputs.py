@@ -14,7 +14,7 @@ from typing import Any
 from orchestrator.chain.stage_run import StageRun
 from orchestrator.checkpoint.identity import BASE, CONTINUED, check_same_run, teacher_of
 from orchestrator.checkpoint.manifest import CommitManifest
-from orchestrator.config.chain import CONTINUE
+from orchestrator.config.chain import CONTINUE, MODEL, VOCABULARY
 from orchestrator.config.errors import InputError
 from orchestrator.config.workload import WorkloadSpec
 from orchestrator.controller.events import EventHistory
@@ -36,6 +36,8 @@ def check_inputs(stage: StageRun, done: set[str]) -> bool:
 
     Raises InputError if the stage would now begin with other inputs.
     """
+    if stage.stage.vocabulary:
+        return _check_folder(stage, done)
     job, run = stage.job, stage.run
     try:
         commit, is_done = check_same_run(job.run_identity, run), PastRun(job, run).done() is not None
@@ -45,6 +47,9 @@ def check_inputs(stage: StageRun, done: set[str]) -> bool:
     begun = (commit.meta.get(BASE) if commit else None) or history.base
     if begun:
         _check_same_base(stage, begun, commit, is_done, done)
+        if (made_of := stage.stage.made_of) and made_of.stage not in done:
+            problem = f"it began with the model of {made_of.stage}, which is not made"
+            raise InputError(problem, MODEL, AGAIN)
     if begun := commit.meta.get(CONTINUED) if commit else None:
         _check_same_source(stage, begun, done)
     if known := teacher_of(commit.meta) if commit else {}:
@@ -52,6 +57,24 @@ def check_inputs(stage: StageRun, done: set[str]) -> bool:
     if data := (commit.meta.get("data") if commit else "") or history.data:
         _check_same_text(job.data, job.workload, str(data))
     return is_done
+
+
+def _check_folder(stage: StageRun, done: set[str]) -> bool:
+    """As `check_inputs`, for a stage that removes tokens."""
+    from orchestrator.chain.vocabulary import STAGE, changed_since, facts_of
+
+    facts = facts_of(stage)
+    if not facts:
+        return False
+    where = f"{VOCABULARY} of {stage.job.data.tokenizer}"
+    made_of = stage.stage.made_of
+    if made_of and made_of.stage not in done:
+        problem = f"it was made of {made_of.stage}, but {_unfinished(made_of.stage)}"
+        raise InputError(problem, where, AGAIN)
+    if problem := changed_since(stage, facts):
+        raise InputError(problem, where, AGAIN)
+    _check_same_text(stage.job.data, stage.job.workload, facts[STAGE]["prepared"])
+    return True
 
 
 def _check_same_base(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from orchestrator.config.chain import CONTINUE, INIT, TEACHER, ChainSpec, Stage
+from orchestrator.config.chain import CONTINUE, MODEL, TOKENIZER, ChainSpec, Stage
 from orchestrator.config.spec import JobSpec, parse
 from orchestrator.data.encoding.config import TrainedTokenizer
 from orchestrator.resolve.prepared_data import EXCERPT, data_cache
@@ -35,6 +35,16 @@ def stage_runs(chain: ChainSpec, root: RunDir) -> dict[str, StageRun]:
     }
 
 
+def export_of(stage: StageRun) -> str:
+    """Return the folder of a stage's export."""
+    return stage.job.checkpoint.export_to or stage.run.at("export")
+
+
+def export_folder(chain: ChainSpec, root: RunDir, name: str) -> str:
+    """Return the folder of the export of a chain's stage, given the directory of the chain."""
+    return chain[name].job.checkpoint.export_to or f"{root.at(name)}/export"
+
+
 def placed(chain: ChainSpec, stage: Stage, root: RunDir) -> JobSpec:
     """Return the job of a stage with the names of other stages replaced by paths.
 
@@ -47,24 +57,35 @@ def placed(chain: ChainSpec, stage: Stage, root: RunDir) -> JobSpec:
     workload: dict[str, Any] = document["workload"]
     data["cache"] = data_cache(stage.job.data, root)
     for key, other, tag in stage.inputs:
-        if key in (INIT, TEACHER):
-            uri = f"{root.at(other)}@{tag}"
-            if chain[other].job.workload.adapter:  # commits of an adapter lack its base
-                uri = chain[other].job.checkpoint.export_to or f"{root.at(other)}/export"
-            if key == INIT:
-                workload["init_from"] = uri
-            else:
-                document["distill"]["teacher"] = uri
-            continue
+        folder = export_folder(chain, root, other)
+        commit = f"{root.at(other)}@{tag}"
         if key == CONTINUE:
-            document["train"]["continue_from"]["run"] = f"{root.at(other)}@{tag}"
-            continue
-        origin = chain.tokenizer_origin(stage)
-        trained = origin.job.data.tokenizer
-        if not isinstance(trained, TrainedTokenizer):
-            data["tokenizer"] = trained
-            continue
+            document["train"]["continue_from"]["run"] = commit
+        elif key == TOKENIZER:
+            _place_tokenizer(chain, stage, root, data, workload)
+        elif key == MODEL or chain[other].vocabulary:
+            section, name = key.split(".")
+            document[section][name] = f"hf:{folder}"
+        else:
+            section, name = key.split(".")
+            # Commits of an adapter lack its base.
+            document[section][name] = folder if chain[other].job.workload.adapter else commit
+    return parse(document, f"stages.{stage.name}")
+
+
+def _place_tokenizer(
+    chain: ChainSpec, stage: Stage, root: RunDir, data: dict[str, Any], workload: dict[str, Any]
+) -> None:
+    """Replace the name of a stage in data.tokenizer."""
+    origin = chain.tokenizer_origin(stage)
+    trained = origin.job.data.tokenizer
+    if stage.vocabulary:
+        data["tokenizer"] = export_folder(chain, root, stage.needs[0])
+    elif origin.vocabulary:
+        data["tokenizer"] = export_folder(chain, root, origin.name)
+    elif not isinstance(trained, TrainedTokenizer):
+        data["tokenizer"] = trained
+    else:
         data["tokenizer"] = f"{root.at(origin.name)}/{EXCERPT}"
         if not workload["model"].startswith("hf:") and not is_object_reference(workload["model"]):
             workload["changes"] = {"vocab_size": trained.recipe.vocabulary, **workload["changes"]}
-    return parse(document, f"stages.{stage.name}")

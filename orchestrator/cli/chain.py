@@ -76,6 +76,8 @@ def plan_chain(chain: ChainSpec, root: RunDir, plan: Callable[[JobSpec], Any], a
     plans = {}
     with stand_ins(chain, stage_runs(chain, root)) as jobs:
         for name, job in jobs.items():
+            if chain[name].vocabulary:  # it trains nothing
+                continue
             with of_stage(name):
                 if not as_json:
                     print(f"\n{name}")

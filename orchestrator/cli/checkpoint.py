@@ -135,6 +135,13 @@ def export(
         Literal["none", "dynamic"] | None,
         typer.Option(help="with --quantize, dynamic: activations are rounded to int8 too [default: none]"),
     ] = None,
+    mean_bits: Annotated[
+        float | None,
+        typer.Option(
+            help="with --quantize int4, give int8 to the weights whose rounding adds most to the loss, up to this mean "
+            "of bits, such as 5; bits.md of the export has them"
+        ),
+    ] = None,
     push: Annotated[
         str | None,
         typer.Option(
@@ -161,7 +168,7 @@ def export(
         check_uri(to, "--to")
     target = run.at("export") if to is None else absolute(to, Path.cwd())
     scheme = scheme_option(form, quantize, group, activations)
-    requested = form_option(form, names, numbers, scheme)
+    requested = form_option(form, names, numbers, scheme, mean_bits)
     if public and push is None:
         raise InputError("does nothing without --push", "--public", "add --push USER/NAME")
     if push is not None:
@@ -178,6 +185,12 @@ def export(
         same = "" if apart is None else f", logits within {apart:.1e} of transformers'"
         rounded = f", {exported['rounding']:.1e} by rounding" if "rounding" in exported else ""
         print(f"{target}: step {exported['step']}{averaged}{same}{rounded}")
+        quantized = exported.get("quantized", {})
+        if "mean_bits" in quantized:
+            int8 = ", ".join(quantized.get("int8", [])) or "none"
+            print(
+                f"{quantized['mean_bits']:.2f} bits on average, int8 for {int8}; bits.md there has the table"
+            )
         if reader := exported.get("tokenizer_class"):
             print(f"read its tokenizer with {reader}: AutoTokenizer makes another one of it", file=sys.stderr)
         for address in pushed.values():

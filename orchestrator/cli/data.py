@@ -121,11 +121,7 @@ def vocabulary(
     JobChecks(spec).without_model()
 
     def prepare(folder: str) -> PreparedData:
-        changed = spec.with_parts(
-            workload=spec.workload.model_copy(update={"model": f"hf:{folder}"}),
-            data=spec.data.model_copy(update={"tokenizer": folder}),
-        )
-        return prepared_with_progress(changed, run, PreparedData(), address)
+        return prepared_with_progress(spec.over_folder(folder), run, PreparedData(), address)
 
     data = prepared_with_progress(spec, run, PreparedData(), address)
     made = without_unused_tokens(

@@ -14,6 +14,7 @@ import typer
 from orchestrator.cli.chain import plan_chain
 from orchestrator.cli.options import Json, Set, emit, jobs_of, on_this_machine, run_of, table
 from orchestrator.cli.plan_output import show_audit, write_page
+from orchestrator.cli.stage_notice import StageNotice
 from orchestrator.config.errors import InputError
 
 if TYPE_CHECKING:
@@ -74,12 +75,12 @@ def init(
     if os.path.lexists(path):
         raise InputError("there is a file already", str(path), "give another name")
     if source is not None:
-        given = {"--data": data, "--from-hf": from_hf, "--tokenizer": tokenizer, "--objective": objective}
+        given = {"--data": data, "--from-hf": from_hf, "--tokenizer": tokenizer}
         if other := next((option for option, value in given.items() if value), None):
             raise InputError(
                 "does not go with --from", other, "leave it out, and change the job that is written"
             )
-        _translate(source, path, name)
+        _translate(source, path, name, objective)
         return
     named, template = name_of(path) if name is None else name, path.with_suffix(".jinja")
     made = first_job(
@@ -108,13 +109,13 @@ def init(
     print(f"{path} is written; next: orchestrator plan {typed}, then orchestrator run {typed}")
 
 
-def _translate(source: Path, path: Path, name: str | None) -> None:
+def _translate(source: Path, path: Path, name: str | None, objective: str | None) -> None:
     """Write the job of another trainer's configuration, and say what was assumed and what has no place."""
     from orchestrator.config.spec import parse
     from orchestrator.launch.first_job import write_job
     from orchestrator.launch.foreign_jobs.translate import translate
 
-    translated = translate(source, name)
+    translated = translate(source, name, objective)
     parse(translated.document, str(source))
     write_job(path, translated.text(str(source)))
     for line in translated.lines:
@@ -326,11 +327,14 @@ def _plan(
         device = cluster.device
     if workers:
         spec = spec.with_parts(resources=with_workers(spec.resources, workers))
-    planned, is_shown = _traced(
-        planned_here(spec, run, False) if device is None else planned_on_paper(spec, device, False),
-        waits=trace == "wait",
-        shows=not as_json,
-    )
+    with StageNotice(as_json) as notice:
+        notice.begin("checking the job and comparing layouts")
+        by_formula = (
+            planned_here(spec, run, False, begin=notice.begin)
+            if device is None
+            else planned_on_paper(spec, device, False)
+        )
+        planned, is_shown = _traced(by_formula, notice, waits=trace == "wait", shows=not as_json)
     spec, shape = planned.job.spec, planned.job.shape
     if html:
         write_page(html, planned)
@@ -366,7 +370,7 @@ def _plan(
     return None
 
 
-def _traced(by_formula: PlannedJob, waits: bool, shows: bool) -> tuple[PlannedJob, bool]:
+def _traced(by_formula: PlannedJob, notice: StageNotice, waits: bool, shows: bool) -> tuple[PlannedJob, bool]:
     """Trace the memory of a planned job if the user `waits` for it.
 
     The layouts are shown before, since the trace takes seconds. Return the plan, and whether its layouts are shown.
@@ -375,6 +379,7 @@ def _traced(by_formula: PlannedJob, waits: bool, shows: bool) -> tuple[PlannedJo
     from orchestrator.launch.planned_job import with_trace
 
     plan = by_formula.plan
+    notice.begin("tracing the memory of layouts")
     if by_formula.refused:
         print(
             f"orchestrator: `run` would refuse this without another --run-dir: {by_formula.refused}",

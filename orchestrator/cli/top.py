@@ -15,7 +15,7 @@ from orchestrator.config.errors import InputError
 if TYPE_CHECKING:
     from orchestrator.storage.run_directory import RunDir
 
-COLUMNS = ["run", "state", "step", "loss", "tokens/s", "left", "layout", "says"]
+COLUMNS = ["run", "state", "step", "loss", "tokens/s", "left", "layout", "note"]
 
 
 def register(app: typer.Typer) -> None:
@@ -103,7 +103,7 @@ def _drawn(cells: Sequence[Sequence[str]]) -> Any:
 
     drawn = Table(title=time.strftime("%H:%M:%S"), title_justify="left", expand=True, box=None)
     for name in COLUMNS:
-        drawn.add_column(name, no_wrap=name != "says", overflow="fold", ratio=1 if name == "says" else None)
+        drawn.add_column(name, no_wrap=name != "note", overflow="fold", ratio=1 if name == "note" else None)
     for row in cells:
         drawn.add_row(*map(Text, row))
     return drawn

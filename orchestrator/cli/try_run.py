@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from typing import TYPE_CHECKING
 
 from orchestrator.cli.options import emit
+from orchestrator.cli.stage_notice import StageNotice
 from orchestrator.config.errors import InputError
 
 if TYPE_CHECKING:
@@ -100,15 +102,17 @@ def dry_run_of(
     from orchestrator.planner.demand import demand_of
 
     done = PastRun(spec, directory).done() is not None
-    job = preflight(spec, directory, until, address)
+    with StageNotice(as_json) as notice:
+        notice.begin("reading the data and the model's configuration")
+        checks_model = partial(notice.begin, "checking the model, the objective and the tokenizer")
+        job = preflight(spec, directory, until, address, checks_model)
     source, commit = continuation_of(job.spec).begun_from(
         directory, check_same_run(job.spec.run_identity, directory)
     )
-    chosen_plan = planned_of(
-        spec.train,
-        job,
-        worker_at(address)(job.spec.shared_resources, job.spec.train.dtype) if address else None,
-    )
+    machine = worker_at(address)(job.spec.shared_resources, job.spec.train.dtype) if address else None
+    with StageNotice(as_json) as notice:
+        notice.begin("tracing the memory of layouts")
+        chosen_plan = planned_of(spec.train, job, machine)
     begins = "does nothing: it is finished" if done else "starts from the beginning"
     if commit is not None and not done:
         begins = f"continues from step {commit.step}" + (f" of {source.uri}" if source else "")

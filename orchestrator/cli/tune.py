@@ -63,10 +63,11 @@ def tune(
             )
         else:
             show(outcome.summary)
+            unbeaten = outcome.summary.get("frontier") or []
             for problem in filter(None, (outcome.summary["problem"], outcome.summary["tracking"])):
                 print(f"orchestrator: {problem}", file=sys.stderr)
             files = (
-                "report.html, sweep.json and best.yaml"
+                f"report.html, sweep.json and {'frontier-TRIAL.yaml' if unbeaten else 'best.yaml'}"
                 if outcome.summary["best"]
                 else "report.html and sweep.json"
             )
@@ -85,18 +86,30 @@ def show(results: dict[str, Any]) -> None:
     ranked = sorted(
         results["trials"], key=lambda t: (t["value"] is None, sign * (t["value"] or 0.0), t["trial"])
     )
+    second = results.get("second")
     rows = [
         [
             trial["trial"],
             trial["state"],
             str(trial["step"]),
             "-" if trial["value"] is None else f"{trial['value']:.4f}",
+            *(["-" if trial["second"] is None else f"{trial['second']:.5g}"] if second else []),
+            *(["yes" if trial["trial"] in results["frontier"] else ""] if second else []),
             *(_short(trial["config"].get(key)) for key in keys),
             trial["reason"],
         ]
         for trial in ranked
     ]
-    columns = ["trial", "state", "step", results["metric"], *(key.rsplit(".", 1)[-1] for key in keys), "why"]
+    two = [second, "unbeaten"] if second else []
+    columns = [
+        "trial",
+        "state",
+        "step",
+        results["metric"],
+        *two,
+        *(key.rsplit(".", 1)[-1] for key in keys),
+        "why",
+    ]
     table(f"{results['name']}: {len(rows)} trials, {results['steps']} steps", columns, rows)
 
 

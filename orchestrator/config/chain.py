@@ -32,9 +32,17 @@ from orchestrator.data.encoding.config import TrainedTokenizer
 INIT = "workload.init_from"
 CONTINUE = "train.continue_from"
 TEACHER = "distill.teacher"
+MODEL = "workload.model"
 TOKENIZER = "data.tokenizer"
 COMPRESS = "compress"
 """The keys of a job that may name a stage."""
+VOCABULARY = "vocabulary"
+"""The key of a stage that trains nothing, but removes tokens."""
+COUNTS = ("seed", "data", "evaluate", "accept_code")
+"""The keys of a job that such a stage reads: its data and how to prepare it."""
+COUNTS_OF = {"workload": ("objective", "options"), "train": ("steps", "global_batch")}
+"""The keys of sections that it reads in part. Those of `train` only make it a valid job."""
+FOLDER = "hf:"
 NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,30}")
 LONGEST = 62
 """Maximum number of characters of the chain's and a stage's name together. Joined by a hyphen, they name a run."""
@@ -71,9 +79,26 @@ class CompressSpec(StrictModel):
     rounds: Count = Field(default=20, description="rounds in which each export is timed; 0 times none")
 
 
+class VocabularySpec(StrictModel):
+    """A stage that trains nothing: it copies a pretrained model without the tokens that the stage's data rarely uses.
+
+    The tokenizer is copied with the entries that are left. Other stages name the copy as `stage:<name>` in
+    workload.model, data.tokenizer and distill.teacher.
+    """
+
+    of: str = Field(
+        min_length=1,
+        description="the model: stage:<name> of a stage with checkpoint.export hf, or a pretrained folder",
+    )
+    at_least: Positive = Field(
+        default=1,
+        description="remove tokens that the data uses less often; shorter tokens replace them",
+    )
+
+
 class Input(NamedTuple):
-    """What a stage takes from another one, named at `key`: its commit at `tag` (a step, `last` or `best`), or its
-    tokenizer.
+    """What a stage takes from another one, named at `key`: its commit at `tag` (a step, `last` or `best`), its
+    tokenizer, or its folder.
     """
 
     key: str
@@ -83,10 +108,14 @@ class Input(NamedTuple):
 
 @dataclass(frozen=True)
 class Stage:
-    """One stage. `name` also names its run directory, within the chain's. `job` is as written in the file."""
+    """One stage. `name` also names its run directory, within the chain's. `job` is as written in the file.
+
+    A stage with a `vocabulary` trains nothing. Its job has the model and the data.
+    """
 
     name: str
     job: JobSpec
+    vocabulary: VocabularySpec | None = None
 
     @cached_property
     def inputs(self) -> tuple[Input, ...]:
@@ -96,6 +125,7 @@ class Stage:
             INIT: self.job.workload.init_from,
             CONTINUE: before and before.run,
             TEACHER: self.job.distill and self.job.distill.teacher,
+            MODEL: self.job.workload.model.removeprefix(FOLDER),
             TOKENIZER: self.job.data.tokenizer,
         }
         return tuple(
@@ -113,6 +143,11 @@ class Stage:
     def begins_with(self) -> Input | None:
         """Return the input for its initial weights, if another stage provides them."""
         return next((each for each in self.inputs if each.key == INIT), None)
+
+    @property
+    def made_of(self) -> Input | None:
+        """Return the input for its model's folder, if another stage writes it."""
+        return next((each for each in self.inputs if each.key == MODEL), None)
 
     @property
     def learns_from(self) -> Input | None:
@@ -152,14 +187,18 @@ class ChainSpec:
         return [stage.name for stage in self.stages if stage.name in names - {name}]
 
     def tokenizer_origin(self, stage: Stage) -> Stage:
-        """Return the stage that owns the tokenizer of `stage`: itself, or the end of its references."""
-        while named := next((each for each in stage.inputs if each.key == TOKENIZER), None):
+        """Return the stage that owns the tokenizer of `stage`: itself, or the end of its references. A stage that
+        removes tokens owns what is left.
+        """
+        while not stage.vocabulary and (
+            named := next((each for each in stage.inputs if each.key == TOKENIZER), None)
+        ):
             stage = self[named.stage]
         return stage
 
     def with_paths(self, base: Path) -> ChainSpec:
         """Return the chain with relative local paths made absolute against `base`."""
-        stages = tuple(Stage(each.name, resolve_paths(each.job, base)) for each in self.stages)
+        stages = tuple(_placed(each, base) for each in self.stages)
         compress = self.compress
         if compress:
             teacher = str(compress.teacher)
@@ -171,7 +210,7 @@ class ChainSpec:
 
     def document(self) -> dict[str, Any]:
         """Return the chain as a job file in which every stage has all of its keys."""
-        stages = [{**stage.job.model_dump(mode="json"), "name": stage.name} for stage in self.stages]
+        stages = [_document(stage) for stage in self.stages]
         compress = {COMPRESS: self.compress.model_dump(mode="json")} if self.compress else {}
         return {"name": self.name, STAGES: stages, **compress}
 
@@ -202,16 +241,84 @@ def parse_chain(document: Mapping[str, Any], where: str = "job") -> ChainSpec:
             raise InputError(
                 f"{name}-{stage} is longer than {LONGEST + 1} characters", stage_where, "shorten one of them"
             )
-        job = parse({**merged(common, stage_document), "name": f"{name}-{stage}"}, stage_where)
-        if job.tune is not None:
-            raise InputError("a stage cannot be a search", f"{stage_where}.tune", "leave it out")
-        stages.append(Stage(stage, job))
+        stages.append(_stage(stage, stage_document, common, f"{name}-{stage}", stage_where))
     ordered = _ordered(stages, where)
     chain = ChainSpec(name, ordered, _compress(document.get(COMPRESS), ordered, where))
     for each in chain.stages:
         _check_inputs(chain, each, f"{where}: {STAGES}.{each.name}")
     _check_together(chain, where)
     return chain
+
+
+def _stage(
+    name: str, document: Mapping[str, Any], common: Mapping[str, Any], job_name: str, where: str
+) -> Stage:
+    """Return a stage from its keys and the defaults of all stages. Raises InputError."""
+    vocabulary = None
+    if (given := document.get(VOCABULARY)) is not None:
+        try:
+            vocabulary = VocabularySpec.model_validate(given)
+        except ValidationError as error:
+            raise input_error(error, f"{where}.{VOCABULARY}", VocabularySpec) from None
+        own = _keys_of_vocabulary(name, document, common, vocabulary, where)
+    else:
+        own = merged(common, {key: value for key, value in document.items() if key != VOCABULARY})
+        model = (own.get("workload") or {}).get("model") if isinstance(own.get("workload"), dict) else None
+        if isinstance(model, str) and model.startswith(REFERENCE):
+            own["workload"] = {**own["workload"], "model": f"{FOLDER}{model}"}
+    job = parse({**own, "name": job_name}, where)
+    if job.tune is not None:
+        raise InputError("a stage cannot be a search", f"{where}.tune", "leave it out")
+    return Stage(name, job, vocabulary)
+
+
+def _keys_of_vocabulary(
+    name: str,
+    document: Mapping[str, Any],
+    common: Mapping[str, Any],
+    vocabulary: VocabularySpec,
+    where: str,
+) -> dict[str, Any]:
+    """Return the keys of the job of a stage that removes tokens. Raises InputError for a key that has no effect."""
+    unused = sorted(document.keys() - {"name", VOCABULARY, *COUNTS, *COUNTS_OF})
+    for section, keys in COUNTS_OF.items():
+        if isinstance(given := document.get(section), dict):
+            unused += [f"{section}.{key}" for key in sorted(given.keys() - {*keys})]
+    if unused:
+        problem = f"{name} removes tokens and trains nothing, so {', '.join(unused)} has no effect"
+        raise InputError(problem, where, "leave it out")
+    whole = merged(common, dict(document))
+    own = {key: whole[key] for key in COUNTS if key in whole}
+    for section, keys in COUNTS_OF.items():
+        given = whole.get(section)
+        own[section] = {key: given[key] for key in keys if key in given} if isinstance(given, dict) else given
+    if isinstance(own["train"] or {}, dict):  # which the other stages may give for themselves
+        own["train"] = {"steps": 1, "global_batch": 1, **(own["train"] or {})}
+    folder = vocabulary.of.removeprefix(FOLDER)
+    for section, key, value in (("workload", "model", f"{FOLDER}{folder}"), ("data", "tokenizer", folder)):
+        if isinstance(own.get(section) or {}, dict):
+            own[section] = {**(own.get(section) or {}), key: value}
+    # What another stage trained is measured beside it. A folder may not have learnt the task yet.
+    return own | {"checkpoint": {"export": "hf" if folder.startswith(REFERENCE) else None}}
+
+
+def _placed(stage: Stage, base: Path) -> Stage:
+    """Return the stage with relative local paths made absolute against `base`."""
+    job = resolve_paths(stage.job, base)
+    vocabulary = stage.vocabulary
+    if vocabulary:
+        vocabulary = vocabulary.model_copy(update={"of": job.data.tokenizer})
+    return Stage(stage.name, job, vocabulary)
+
+
+def _document(stage: Stage) -> dict[str, Any]:
+    """Return a stage with all of its keys."""
+    document = stage.job.model_dump(mode="json") | {"name": stage.name}
+    if stage.vocabulary is None:
+        return document
+    parts = {section: {key: document[section][key] for key in keys} for section, keys in COUNTS_OF.items()}
+    own = {key: document[key] for key in ("name", *COUNTS)}
+    return own | parts | {VOCABULARY: stage.vocabulary.model_dump(mode="json")}
 
 
 def _compress(document: Any, stages: Sequence[Stage], where: str) -> CompressSpec | None:
@@ -269,7 +376,8 @@ def schema() -> str:
     named_object = {
         "type": "object",
         "required": ["name"],
-        "properties": {key: {} for key in job["properties"]},
+        "properties": {key: {} for key in job["properties"]}
+        | {VOCABULARY: VocabularySpec.model_json_schema()},
     }
     compress = CompressSpec.model_json_schema()
     stage = named_object | {
@@ -350,7 +458,11 @@ def _check_inputs(chain: ChainSpec, stage: Stage, where: str) -> None:
     for key, name, tag in stage.inputs:
         key_path = f"{where}.{key}"
         other = chain[name].job
-        if key == TOKENIZER:
+        if stage.vocabulary:
+            key_path = f"{where}.{VOCABULARY}.of"
+        if key == MODEL or (chain[name].vocabulary and key != TOKENIZER):
+            _check_folder(chain, stage, Input(key, name, tag), key_path)
+        elif key == TOKENIZER:
             if tag != "last":
                 raise InputError("a stage has one tokenizer", key_path, f"leave out @{tag}")
         elif other.workload.adapter and key in (INIT, TEACHER):
@@ -365,6 +477,27 @@ def _check_inputs(chain: ChainSpec, stage: Stage, where: str) -> None:
     base = stage.begins_with or stage.continues
     if base and isinstance(stage.job.data.tokenizer, TrainedTokenizer):
         _check_same_tokenizer(chain, stage.job.data, chain[base.stage], where)
+
+
+def _check_folder(chain: ChainSpec, stage: Stage, named: Input, where: str) -> None:
+    """Raise InputError if the input is not a folder that the other stage writes: a model with fewer tokens, or for a
+    stage that removes tokens an export.
+    """
+    other = chain[named.stage]
+    if named.tag != "last":
+        raise InputError("a folder has no step", where, f"leave out @{named.tag}")
+    if other.vocabulary is None:
+        if stage.vocabulary is None:
+            hint = f"name it in {INIT}, and give the model here"
+            raise InputError(f"{other.name} trains the weights of a model", where, hint)
+        if other.job.checkpoint.export != "hf":
+            hint = f"set checkpoint.export of {other.name} to hf"
+            raise InputError(f"{other.name} has no export for transformers", where, hint)
+    elif named.key not in (MODEL, TEACHER):
+        raise InputError(f"{other.name} has no checkpoints", where, f"name it in {MODEL}")
+    elif named.key == MODEL and not stage.vocabulary and chain.tokenizer_origin(stage) is not other:
+        hint = f"set {TOKENIZER} to {REFERENCE}{other.name}"
+        raise InputError(f"the tokenizer is not that of {other.name}", where, hint)
 
 
 def _check_adapted(checkpoint: CheckpointSpec, name: str, tag: str, where: str) -> None:

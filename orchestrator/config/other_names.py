@@ -370,8 +370,9 @@ _KEYS: Mapping[str, str] = {
         "staleness_threshold max_async_level async_generation async_training"
     ),
     "rollout.max_tokens": "max_completion_length max_response_length response_length",
-    "rollout.steps": (
-        "steps_per_generation generation_batch_size ppo_mini_batch_size num_iterations ppo_epochs"
+    "rollout.steps": "steps_per_generation generation_batch_size ppo_mini_batch_size",
+    "not here, because each answer is learned from once; rollout.steps makes several steps of a rollout": (
+        "num_iterations ppo_epochs"
     ),
     "rewards, as in [{own: module:function, weight: 1.0}]": (
         "reward_funcs reward_weights reward_model custom_reward_function reward_model_path "
@@ -402,13 +403,18 @@ _KEYS: Mapping[str, str] = {
     "not here, because an evaluation takes the most likely answer": "num_generations_eval",
     "not here, because answers call no tools": "max_tool_calling_iterations",
     "not here, because losses are computed in fp32": "cast_lm_head_to_fp32",
-    "not here, because the ranks that train generate with the run's own weights": (
+    "not here, because rollout.engine: vllm has no settings of its own, and runs in rollout workers": (
         "vllm vllm_gpu_memory_utilization vllm_server_host vllm_server_port "
         "vllm_server_base_url "
         "vllm_server_timeout vllm_enable_sleep_mode vllm_structured_outputs_regex vllm_tensor_parallel_size "
+        "vllm_group_port vllm_max_model_length vllm_model_impl"
+    ),
+    "not here, because the difference between vLLM and training is on record and not corrected for": (
         "vllm_importance_sampling_correction vllm_importance_sampling_cap vllm_importance_sampling_mode "
-        "vllm_importance_sampling_clip_min vllm_importance_sampling_clip_max vllm_group_port "
-        "vllm_max_model_length vllm_model_impl use_transformers_paged use_transformers_continuous_batching "
+        "vllm_importance_sampling_clip_min vllm_importance_sampling_clip_max"
+    ),
+    "not here, because rollout.engine is own or vllm": (
+        "use_transformers_paged use_transformers_continuous_batching "
         "transformers_continuous_batching_config cache_implementation"
     ),
     "not here, because no value network is trained; grpo and reinforce compare answers with each other": (

@@ -132,14 +132,23 @@ class JobSpec(StrictModel):
         decided = {
             "checkpoint.keep_best": self.checkpoint.best_metric,
             "stop_when.metric": self.stop_when.metric if self.stop_when else None,
-            "tune.metric": self.tune.metric if self.tune and "." in self.tune.metric else None,
         }
+        for metric in self.tune.metrics if self.tune else ():
+            measured = {"tune.metric": metric if "." in metric else None}
+            yield decision_problem(measured, self.evaluate, self.set_names, self.metrics_objective)
         yield decision_problem(decided, self.evaluate, self.set_names, self.metrics_objective)
         yield self.checkpoint.problem(self.workload.adapter, self.tracking)
 
     def with_parts(self, **parts: Any) -> JobSpec:
         """Return the job with these parts in place of its own. They are not validated again."""
         return self.model_copy(update=parts)
+
+    def over_folder(self, folder: str) -> JobSpec:
+        """Return the job with the model and the tokenizer of a pretrained folder in place of its own."""
+        return self.with_parts(
+            workload=self.workload.model_copy(update={"model": f"hf:{folder}"}),
+            data=self.data.model_copy(update={"tokenizer": folder}),
+        )
 
     @property
     def pruned_bytes(self) -> float:

@@ -91,6 +91,8 @@ class BackgroundEvaluation:
         """The waiting commits by step, including the one in evaluation."""
         self._gang: Gang | None = None
         """The worker, while there is one."""
+        self._avoid: frozenset[str] = frozenset()
+        """Addresses of nodes that compute wrongly."""
         self._step: int | None = None
         """The step in evaluation, None while no process evaluates."""
         self._batches = 0
@@ -186,6 +188,7 @@ class BackgroundEvaluation:
     ) -> None:
         """Evaluate the commit that `state.evaluating` names, and stop any other evaluation.
 
+        When another node is found to compute wrongly, the evaluation begins again, on none of these nodes.
         Returns at once. Later calls place a worker and start the process in it.
 
         Args:
@@ -199,20 +202,22 @@ class BackgroundEvaluation:
             self.news.add(f"{self.text}: there is no {state.evaluation_waits}")
         step = state.evaluating
         self._waits_for = state.evaluation_waits
-        if step is None or (self._step is not None and self._step != step):
+        is_other = self._step is not None and self._step != step
+        if step is None or is_other or state.wrong_nodes != self._avoid:
             self.stop()
+        self._avoid = state.wrong_nodes
         if step is None or self._step is not None or step not in self._waiting:
             return
         if self._gang is None:
             self._gang = self._cluster.gang()
             self._moved = time.monotonic()
-            self._gang.prewarm(1, self._bundle, ENTRY)
+            self._gang.prewarm(1, self._bundle, ENTRY, avoid=self._avoid)
         self._gang.poll(0)
         if self._gang.ready():
             try:
                 task = self._task(self._waiting[step], data, shards, base, folder_config)
                 output = output_of_evaluation(self._run.uri, step)
-                self._gang.start(1, self._bundle, ENTRY, task.to_json(), output=output)
+                self._gang.start(1, self._bundle, ENTRY, task.to_json(), avoid=self._avoid, output=output)
             except TimeoutError as error:
                 self._fail(step, str(error))
                 return

@@ -320,7 +320,8 @@ def _rounding(folder: str, quantised: Mapping[str, Any]) -> dict[str, Any] | Non
         if not quantised:
             problem = "rounds the inputs of layers in a way that is known of exports here alone"
             raise InputError(problem, folder, "evaluate it with the library that made it")
-        return {key: quantised[key] for key in ("weights", "group", "activations", "match", "keep")}
+        keys = ("weights", "group", "activations", "match", "keep", "int8")
+        return {key: quantised[key] for key in keys if key in quantised}
     return None
 
 

@@ -21,6 +21,7 @@ DCP = "dcp"
 FORM = "--form"
 NAMES = "--names"
 NUMBERS = "--numbers"
+MEAN_BITS = "--mean-bits"
 EXPORT = "checkpoint.export"
 
 
@@ -34,12 +35,14 @@ class Conversion:
         numbers: the format of matrices; None for the form's usual one.
         scheme: how linear layers are quantised; "none" if they are not, although the job trains for it; None for the
             job's.
+        mean_bits: weights of `scheme` that lose most in int4 get int8, up to this mean of bits; None for no other.
     """
 
     form: str
     names: Names = "hf"
     numbers: str | None = None
     scheme: Scheme | Literal["none"] | None = None
+    mean_bits: float | None = None
 
 
 def form_option(
@@ -47,6 +50,7 @@ def form_option(
     names: str | None,
     numbers: str | None,
     scheme: Scheme | Literal["none"] | None = None,
+    mean_bits: float | None = None,
 ) -> Any:
     """Return the argument of `export` for these options of the command.
 
@@ -58,8 +62,10 @@ def form_option(
         raise InputError(f"there is no {names!r}", NAMES, f"use {', '.join(get_args(Names))}")
     if numbers is not None:
         _check_numbers(form, numbers)
+    if mean_bits is not None:
+        _check_mean_bits(mean_bits, scheme)
     if form in (None, "hf") and scheme is not None:
-        return Conversion("hf", scheme=scheme)
+        return Conversion("hf", scheme=scheme, mean_bits=mean_bits)
     if form in (None, "hf", "adapter", "safetensors"):
         return form
     if form not in forms_of_commits():
@@ -82,6 +88,16 @@ def _check_numbers(form: str | None, numbers: str) -> None:
         raise InputError(f"{numbers} is for {FORM} {of}", NUMBERS, f"leave it out, or add {FORM} {of}")
     if numbers not in known[str(form)]:
         raise InputError(f"there is no {numbers!r}", NUMBERS, f"use {', '.join(known[str(form)])}")
+
+
+def _check_mean_bits(mean_bits: float, scheme: Scheme | Literal["none"] | None) -> None:
+    """Raise InputError if no weights in int4 can have this mean of bits."""
+    if not isinstance(scheme, Scheme) or scheme.weights != "int4":
+        raise InputError("is for --quantize int4", MEAN_BITS, "add --quantize int4, or leave it out")
+    if not 4 < mean_bits < 8:
+        raise InputError(
+            f"{mean_bits:g} is not between 4 and 8, the bits of int4 and int8", MEAN_BITS, "give such as 5"
+        )
 
 
 def form_of(checkpoint: CheckpointSpec) -> Any:

@@ -36,7 +36,8 @@ class Plain:
         target: the empty folder for the other form.
         numbers: the format of matrices, one of the form's.
         scheme: how the linear layers are quantised; None in full precision.
-        chosen: transformers' names of the weights that `scheme` quantises; None without one.
+        chosen: transformers' names of the weights that `scheme` quantises, with how each is rounded; None without a
+            scheme.
         samples: batches of training samples, over which ranges of activations may be measured.
         difference: loads `target` with transformers, and returns the largest difference of its outputs to our model's
             with the given scheme, in fp64.
@@ -46,7 +47,7 @@ class Plain:
     target: str
     numbers: str
     scheme: Scheme | None
-    chosen: Collection[str] | None
+    chosen: Mapping[str, Scheme] | None
     samples: Iterable[Batch]
     difference: Callable[[Scheme | None], float]
 
@@ -82,6 +83,7 @@ class ExportForm:
         numbers: formats of matrices to choose from.
         usual: the one of them that is written unless another is asked for.
         rounded: those of them that are quantised.
+        stores: whether it stores the integers that a run trained for with a scheme.
     """
 
     library: str
@@ -92,6 +94,7 @@ class ExportForm:
     numbers: tuple[str, ...] = ()
     usual: str = ""
     rounded: tuple[str, ...] = ()
+    stores: Callable[[Scheme], bool] = lambda scheme: False
 
 
 def names() -> list[str]:

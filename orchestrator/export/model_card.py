@@ -107,7 +107,8 @@ def _rounded(quantised: Mapping[str, Any]) -> str:
     how = "trained so" if quantised["trained"] else "after training"
     kept = quantised["kept"]
     more = f"; matrices with more bits: {len(kept)}" if kept else ""
-    return f"{quantised['weights']}{group}, {how}{more}"
+    mixed = f", int8 for {len(quantised['int8'])} patterns" if "int8" in quantised else ""
+    return f"{quantised['weights']}{mixed}{group}, {how}{more}"
 
 
 def _number(value: float | None) -> str:

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from importlib import metadata
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import ValidationError
 
 from orchestrator.checkpoint.config import CheckpointSpec
 from orchestrator.config.errors import InputError
-from orchestrator.export.converted import DCP, FORM, Conversion, check_packages, form_of
+from orchestrator.config.records import REFERENCED, REWARDED
+from orchestrator.export.converted import DCP, FORM, MEAN_BITS, NUMBERS, Conversion, check_packages, form_of
 from orchestrator.export.kinds import QUANTISED, ExportForm, Plain, Written, form_named, with_numbers
 from orchestrator.quantize.config import QuantizeSpec
 from orchestrator.resolve.resolved_job import wrong_input
@@ -20,6 +22,7 @@ from workloads.errors import WorkloadError
 from workloads.model.scheme import Scheme
 
 if TYPE_CHECKING:
+    from orchestrator.data.samples.sample_reader import SampleReader
     from orchestrator.data.store.tokens import Tokens
     from orchestrator.resolve.commit_model import CommitModel
     from workloads.workload import Batch, Workload
@@ -29,6 +32,8 @@ FULL: Literal["none"] = "none"
 """The value of the option for an export in full precision."""
 CALIBRATED = 128
 """Training samples over which ranges of activations are measured."""
+BITS = "bits.md"
+"""The file of an export with mixed bits that has the bits of each weight, and why."""
 AT_ONCE = 8
 """Samples of a batch of these. Only its minima and maxima are kept."""
 
@@ -70,17 +75,30 @@ def with_scheme(conversion: Conversion, quantize: QuantizeSpec | None, where: st
     if conversion.scheme is not None or quantize is None:
         return replace(conversion, scheme=None) if conversion.scheme == FULL else conversion
     scheme = quantize.scheme
-    wanted = "gguf" if scheme.is_of_gguf else "hf"
-    if conversion.form != wanted:
-        full = f"add {QUANTIZE} none for weights in full precision" if where == FORM else "set it to null"
+    full = f"add {QUANTIZE} none for weights in full precision" if where == FORM else "set it to null"
+    if not _stores(conversion.form, scheme):
+        wanted = "gguf" if scheme.is_of_gguf else "hf"
+        group = "" if scheme.is_of_gguf else f" with a scale for each {scheme.group or 'row'}"
         raise InputError(
-            f"quantize trains weights for {scheme.weights}, which {conversion.form} does not store",
+            f"quantize trains weights for {scheme.weights}{group}, which {conversion.form} does not store",
             where,
             f"give {wanted}, or {full}",
+        )
+    if not scheme.is_of_gguf and conversion.numbers is not None and conversion.form != "hf":
+        raise InputError(
+            f"{conversion.form} stores the integers that quantize trains for, so {conversion.numbers} has no effect",
+            where,
+            f"leave {NUMBERS if where == FORM else 'checkpoint.export_numbers'} out, or {full}",
         )
     return replace(
         conversion, scheme=scheme, numbers=quantize.weights if scheme.is_of_gguf else conversion.numbers
     )
+
+
+def _stores(form: str, scheme: Scheme) -> bool:
+    if form == "hf":
+        return not scheme.is_of_gguf
+    return form != DCP and form_named(form).stores(scheme)
 
 
 def check_quantised(conversion: Conversion, workload: Workload) -> None:
@@ -89,11 +107,13 @@ def check_quantised(conversion: Conversion, workload: Workload) -> None:
         return
     if conversion.form == "hf":
         check_packages(form_named(QUANTISED), QUANTIZE)
-    hf_names(conversion.scheme, workload)
+    schemes_by_name(conversion.scheme, hf_weights(conversion.scheme, workload))
 
 
-def hf_names(scheme: Scheme, workload: Workload) -> list[str]:
-    """Return transformers' names of the weights that a scheme quantises. Raises WorkloadError if there are none."""
+def hf_weights(scheme: Scheme, workload: Workload) -> Mapping[str, Sequence[str]]:
+    """Return transformers' names of the weights that a scheme quantises, with our weights of each. Raises
+    WorkloadError if there are none.
+    """
     import torch
 
     from workloads.model.fake_quantise import check_scheme, quantised_layers
@@ -105,7 +125,23 @@ def hf_names(scheme: Scheme, workload: Workload) -> list[str]:
     result = workload.hf_weights([*quantised_layers(model, blocks, scheme)])
     if not result:
         raise WorkloadError("transformers stores none of the quantised weights as a matrix")
-    return sorted(result)
+    return result
+
+
+def schemes_by_name(scheme: Scheme, weights: Mapping[str, Sequence[str]]) -> dict[str, Scheme]:
+    """Return how each of transformers' matrices from `hf_weights` is rounded.
+
+    Raises WorkloadError if one of them would have weights in two formats.
+    """
+    result = {}
+    for name, ours in sorted(weights.items()):
+        result[name], *others = {scheme.of(each) for each in ours}
+        if others:
+            raise WorkloadError(
+                f"transformers joins weights of 4 and of 8 bits in {name} ({', '.join(ours)}); give all of them the "
+                "same in int8"
+            )
+    return result
 
 
 def facts_of(
@@ -126,6 +162,8 @@ def facts_of(
         facts["group"] = scheme.group or "row"
         facts["activations"] = "dynamic" if scheme.activations else "none"
         facts |= {"match": list(scheme.match), "keep": list(scheme.keep)}
+        if scheme.int8:
+            facts["int8"] = list(scheme.int8)
     return {
         "quantized": facts | {"kept": list(kept)},
         "versions": {name: metadata.version(name) for name in (*form.packages, "torch")},
@@ -139,7 +177,11 @@ def calibration(tokens: Tokens, workload: Workload) -> Iterator[Batch]:
 
     objective = workload.objective
     windows = [windows_of(tokens, source, objective.reading) for source in range(tokens.sources)]
-    read = SampleReader(tokens, windows, objective)
+    return _spread(SampleReader(tokens, windows, objective))
+
+
+def _spread(read: SampleReader) -> Iterator[Batch]:
+    """Yield batches of CALIBRATED samples, spread evenly over all."""
     count = min(CALIBRATED, len(read))
     ids = [number * len(read) // count for number in range(count)]
     for start in range(0, count, AT_ONCE):
@@ -188,8 +230,14 @@ def write_converted(
     check_packages(form, where)
     scheme = conversion.scheme if isinstance(conversion.scheme, Scheme) else None
     numbers = conversion.numbers or form.usual
+    mixed: dict[str, Any] = {}
     with wrong_input(where):
-        chosen = hf_names(scheme, model.workload) if scheme else None
+        chosen = None
+        if scheme:
+            names = hf_weights(scheme, model.workload)
+            if conversion.mean_bits is not None:
+                scheme, mixed = _mixed(model, scheme, names, conversion.mean_bits, folder)
+            chosen = schemes_by_name(scheme, names)
         written = form.write(
             Plain(
                 folder=plain,
@@ -204,7 +252,39 @@ def write_converted(
     if not (scheme or numbers in form.rounded):
         return written, {}
     is_trained = model.spec.quantize is not None
-    return written, facts_of(form, numbers, scheme, is_trained=is_trained, kept=written.kept)
+    facts = facts_of(form, numbers, scheme, is_trained=is_trained, kept=written.kept)
+    facts["quantized"] |= mixed
+    return written, facts
+
+
+def _mixed(
+    model: CommitModel, scheme: Scheme, names: Mapping[str, Sequence[str]], mean_bits: float, folder: str
+) -> tuple[Scheme, dict[str, Any]]:
+    """Return a scheme with int8 for the weights that lose most in int4, and what export.json says of it.
+
+    Writes the plan to BITS. Measures on held-out text if the run has a share of it, else on training samples.
+    """
+    from orchestrator.data.samples.held_out_set import split_set
+    from orchestrator.data.samples.held_out_split import split
+    from orchestrator.quantize.mixed_bits import chosen_for_int8, mean_bits_of, measure, table
+
+    if (objective := model.spec.workload.objective) in (*REFERENCED, *REWARDED):
+        raise WorkloadError(
+            f"{MEAN_BITS} measures the loss, and that of {objective} needs a reference or answers; leave it out"
+        )
+    held_out = model.spec.data.validation and model.spec.data.validation.share
+    workload, tokens = model.workload, model.tokens
+    if held_out:
+        batches = _spread(split_set(split(tokens, held_out), workload.objective).read)
+    else:
+        batches = calibration(tokens, workload)
+    samples = "held-out samples" if held_out else "training samples"
+    together = dict.fromkeys(map(tuple, names.values()))
+    exact, measured = measure(workload, model.read, scheme, together, [*batches])
+    int8 = chosen_for_int8(measured, mean_bits)
+    Path(folder, BITS).write_text(table(exact, measured, int8, samples))
+    facts = {"mean_bits": round(mean_bits_of(measured, int8), 4), "measured_on": samples}
+    return replace(scheme, int8=tuple(int8)), facts
 
 
 def _difference(commit_model: CommitModel, folder: str, batches: list[Batch], scheme: Scheme | None) -> float:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
+import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +21,7 @@ from orchestrator.data.prepare.chat_template import MORE_TEMPLATES
 from orchestrator.data.prepare.shards import read_record
 from orchestrator.data.store.data_folder import DataFolder
 from orchestrator.data.store.tokens import Tokens
+from orchestrator.export.target import MARK as EXPORTED
 from orchestrator.export.target import new_folder
 from orchestrator.resolve.prepared_data import PreparedData
 from orchestrator.resolve.resolved_job import wrong_input
@@ -28,6 +32,10 @@ from workloads.record_format import CLOSE, MARK
 SETTINGS = "tokenizer_config.json"
 BESIDE = ("special_tokens_map.json", "chat_template.jinja", "chat_template.json")
 """Files of a tokenizer that name no ids and are copied unchanged."""
+VOCABULARY = "vocabulary"
+"""The key of export.json with what `without_unused_tokens` returns."""
+WRITTEN = "written"
+"""The key with the unix time at which it was written."""
 AT_ONCE = 2**22
 """Words of prepared data that are compared at once."""
 
@@ -39,6 +47,7 @@ def without_unused_tokens(
     target: str,
     prepare: Callable[[str], PreparedData],
     at_least: int = 1,
+    more: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """Write a pretrained model and its tokenizer to `target`, with only the tokens that the data of a job uses.
 
@@ -53,6 +62,7 @@ def without_unused_tokens(
         target: the local folder to make.
         prepare: prepares the data of the job with the model and the tokenizer of another folder.
         at_least: how often the data must use a token for it to be kept.
+        more: what export.json of the folder says besides.
 
     Returns:
         {"uri", "tokens", "tokens_before", "parameters", "parameters_before", "length", "length_before", "unknown",
@@ -78,7 +88,7 @@ def without_unused_tokens(
         for ours, theirs in zip(uris, uris_again, strict=True) if not rare else ():
             _check_same_tokens(ours, theirs)
         after = sum(map(_token_counts, uris_again), Counter())
-        return {
+        counts = {
             "uri": target,
             "tokens": len(smaller.kept),
             "tokens_before": Tokenizer.from_str(text).get_vocab_size(),
@@ -89,6 +99,18 @@ def without_unused_tokens(
             "unknown": _unknown(smaller.text, after),
             "unknown_before": _unknown(text, before),
         }
+        _write_mark(folder, {VOCABULARY: counts, WRITTEN: time.time(), **(more or {})}, made)
+    return counts
+
+
+def _write_mark(folder: str, facts: Mapping[str, Any], made: str) -> None:
+    """Write export.json. It says how the model is evaluated, if the folder that it was made of does."""
+    kept = {}
+    with contextlib.suppress(OSError, ValueError):
+        source = json.loads((Path(folder) / EXPORTED).read_text())
+        kept = {key: source[key] for key in ("step", "evaluation") if key in source}
+    files = sorted([*os.listdir(made), EXPORTED])
+    (Path(made) / EXPORTED).write_text(json.dumps({**kept, **facts, "files": files}, indent=2) + "\n")
 
 
 def _folder_of(model: str, tokenizer: object) -> str:

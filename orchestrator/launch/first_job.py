@@ -112,12 +112,10 @@ def first_job(
         InputError: the folder has no model, a file of the data cannot be read, or its rows do not fit the objective.
     """
     gpus = len(glob(GPUS))
-    if asked is not None and not is_known(asked):
-        near = get_close_matches(asked, sorted(OBJECTIVES), 1, 0.4)
-        hint = f"did you mean {near[0]}?" if near else "`orchestrator schema workload` names them"
-        raise InputError(f"there is no objective {asked}", "--objective", hint)
+    if asked is not None:
+        check_objective(asked)
     labelled = _labelled(data, folder, asked)
-    rows = [None if labelled else _rows_for(uri, asked) for uri in data]
+    rows = [None if labelled else rows_for(uri, asked) for uri in data]
     objective, length, dropout = asked or "causal_lm", 128, ""
     if folder is not None:
         described = _described(folder)
@@ -159,6 +157,14 @@ def first_job(
         gpu=int(gpus > 0),
     )
     return FirstJob(text, tuple(_lines(data, rows, labelled, objective)))
+
+
+def check_objective(asked: str) -> None:
+    """Check that an objective that the user asks for is known. Raises InputError."""
+    if not is_known(asked):
+        near = get_close_matches(asked, sorted(OBJECTIVES), 1, 0.4)
+        hint = f"did you mean {near[0]}?" if near else "`orchestrator schema workload` names them"
+        raise InputError(f"there is no objective {asked}", "--objective", hint)
 
 
 def _chat_keys(tokenizer: str, talks: bool, template: str) -> str:
@@ -208,8 +214,11 @@ def _described(folder: str) -> Any:
         return describe(f"hf:{folder}")
 
 
-def _rows_for(uri: str, objective: str | None) -> Rows | None:
-    """Return what the objective that is asked for reads of rows. Raises InputError if they do not fit it."""
+def rows_for(uri: str, objective: str | None) -> Rows | None:
+    """Return what the objective that is asked for reads of rows; None if the data has no rows or does not exist yet.
+
+    Raises InputError if the rows do not fit the objective.
+    """
     result = rows_at(uri)
     if result is None or objective is None or objective == result.objective:
         return result

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from orchestrator.config.errors import InputError
 from orchestrator.data.config import DataSpec
+from orchestrator.data.sources.check import check_own_rows_have_place
 from orchestrator.data.sources.own_rows import is_made, make_rows
 from orchestrator.launch.submission import on_cluster
 
@@ -25,11 +25,7 @@ def make_own_sources(data: DataSpec, address: str | None, tell: Callable[[str], 
         for number, source in enumerate(data.sources)
         if source.own is not None
     ]
-    if own and data.cache is None:
-        problem = "is unset, and rows of `own` are written there"
-        raise InputError(
-            problem, "data.cache", "give a folder that all nodes see; on one machine, any folder"
-        )
+    check_own_rows_have_place(data)
     missing = [(where, source) for where, source in own if not is_made(source)]
     if not missing:
         return

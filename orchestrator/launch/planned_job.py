@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import cached_property, partial
 from typing import Any
 
@@ -111,19 +111,29 @@ def planned_on_paper(spec: JobSpec, device: str, trace: bool = True) -> PlannedJ
     return dataclasses.replace(chosen_plan, assumed=tuple(assumed))
 
 
-def planned_here(spec: JobSpec, run: RunDir | None, trace: bool = True) -> PlannedJob:
-    """Plan a run on this machine. With a `run` directory, check everything that the command `run` checks.
+def planned_here(
+    spec: JobSpec, run: RunDir | None, trace: bool = True, begin: Callable[[str], None] = lambda _: None
+) -> PlannedJob:
+    """Plan a run on this machine.
 
-    Without `trace` the closed formula gives the memory of the chosen layout.
+    Args:
+        spec: the job.
+        run: its directory. Then everything is checked that the command `run` checks.
+        trace: whether the chosen layout's memory is traced; otherwise the closed formula gives it.
+        begin: called with the name of each stage of the work when it begins.
 
     Raises InputError.
     """
+    begin("reading the data and the model's configuration")
     asked = spec
     if run is not None:
         check_all_places(spec, run)
         check_written(spec.checkpoint, spec.data, run, None)
         spec = spec.with_parts(train=as_its_run(spec.train, run))
-    chosen_plan = planned_of(asked.train, check_here(spec, None), trace=trace)
+    job = check_here(spec, None, begin=partial(begin, "checking the model, the objective and the tokenizer"))
+    begin("tracing the memory of layouts" if trace else "comparing layouts")
+    chosen_plan = planned_of(asked.train, job, trace=trace)
+    begin("comparing the job with its run directory")
     return (
         dataclasses.replace(chosen_plan, refused=_refused(chosen_plan.job, run))
         if run is not None

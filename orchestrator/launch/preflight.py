@@ -6,6 +6,7 @@ that a user sees all problems at once.
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable
 
 from cluster.workers.machine import host_memory
@@ -50,7 +51,8 @@ def preflight(
     begins = False
     with problems.noted():
         if run_dir.rows(TRIALS):
-            raise InputError("is the folder of a search", run_dir.uri, "give another --run-dir, or use tune")
+            hint = f"give the run a folder of its own: --run-dir {shlex.quote(f'{run_dir.uri}-run')}; or use tune"
+            raise InputError("is the folder of a search", run_dir.uri, hint)
         spec = spec.with_parts(train=as_its_run(spec.train, run_dir))
         commit = check_same_run(spec.run_identity, run_dir)
         begins = commit is None

@@ -7,8 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, BeforeValidator, Field
 
+from orchestrator.config.outcome import Outcome
 from orchestrator.config.resources import ResourceSpec
 from orchestrator.config.strict import StrictModel, web_address
 from orchestrator.controller.config import LimitSpec
@@ -74,8 +75,15 @@ class SummarisedJob:
 VARIABLE = re.compile(r"\$([A-Za-z_][A-Za-z0-9_]*)")
 """An environment variable on the node where a run's controller is."""
 
-Occasion = Literal["done", "failed", "landed", "stalled", "attention"]
-OCCASIONS: tuple[Occasion, ...] = ("done", "failed", "landed", "stalled", "attention")
+Occasion = Literal["done", "failed", "stopped", "stalled", "attention"]
+OCCASIONS: tuple[Occasion, ...] = ("done", "failed", "stopped", "stalled", "attention")
+
+
+def _by_present_name(value: object) -> object:
+    """Return occasions by their present names: `stopped` was `landed` in earlier job files."""
+    if not isinstance(value, list | tuple):
+        return value
+    return [Outcome.STOPPED.value if each == "landed" else each for each in value]
 
 
 def _address(value: str) -> str:
@@ -89,10 +97,10 @@ class NotifySpec(StrictModel):
         description="an http or https URL, or $NAME for an environment variable on the controller's node that "
         "holds it. The URL is a secret: reports and trackers show ***"
     )
-    on: tuple[Occasion, ...] = Field(
+    on: Annotated[tuple[Occasion, ...], BeforeValidator(_by_present_name)] = Field(
         default=OCCASIONS,
         min_length=1,
-        description="events to report: landed, stopped with a commit by a limit or the user; stalled, a gang hung "
+        description="events to report: stopped, with a checkpoint, by a limit or the user; stalled, a gang hung "
         "or fell silent; attention, saving fails, samples are skipped, rows are lost, a limit is "
         "near, or the controller had died",
     )

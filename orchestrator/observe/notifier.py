@@ -29,7 +29,7 @@ WAITING = 100
 """Maximum number of waiting messages; later ones are dropped."""
 TELLING = 15.0
 """Seconds that the end of a run waits for the webhook."""
-ENDS: dict[str, Occasion] = {Outcome.DONE: "done", Outcome.FAILED: "failed", Outcome.STOPPED: "landed"}
+ENDS: dict[str, Occasion] = {Outcome.DONE: "done", Outcome.FAILED: "failed", Outcome.STOPPED: "stopped"}
 _ATTENTION = ("skipped", "missing_rows", "missing_events", "ceiling", "controller_died")
 
 

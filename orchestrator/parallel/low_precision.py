@@ -66,8 +66,9 @@ def fake_quantise(
     A rank with a part of each row needs the largest number of the whole row: that of all ranks in the group `tp`.
     Raises WorkloadError if its part has no whole groups.
     """
-    whole = FakeQuantiser(scheme)
-    divided = FakeQuantiser(scheme, partial(_largest_over, tp)) if tp and tp.size > 1 else whole
+    divided = (
+        partial(FakeQuantiser, over_ranks=partial(_largest_over, tp)) if tp and tp.size > 1 else FakeQuantiser
+    )
     kinds = (nn.Linear, RowLinear)
     for name, module in quantised_layers(model, workload.blocks(model), scheme, kinds).items():
         weight = module.weight
@@ -78,10 +79,10 @@ def fake_quantise(
                 f"{scheme.group} weights with one scale; lower tp, or choose a smaller quantize.group or row"
             )
         if isinstance(module, RowLinear):
-            module.product = divided
+            module.product = divided(scheme.of(name))
         else:
             module.__class__ = FakeQuantisedLinear
-            module.product = whole  # type: ignore[assignment]
+            module.product = FakeQuantiser(scheme.of(name))  # type: ignore[assignment]
 
 
 def _largest_over(tp: ProcessGroup, values: torch.Tensor) -> torch.Tensor:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
@@ -20,9 +20,11 @@ Pattern = Annotated[str, Field(min_length=1)]
 class QuantizeSpec(StrictModel):
     """How the linear layers of blocks are quantised. Embeddings, heads, routers and experts stay in full precision."""
 
+    ADDED_LATER: ClassVar[tuple[str, ...]] = ("int8",)
+
     weights: Format = Field(
-        description="format of the weights: int8 and int4, exported for transformers in compressed-tensors' form; q8_0 "
-        "and q4_0, exported as GGUF"
+        description="format of the weights: int8 and int4, exported for transformers in compressed-tensors' form, int8 "
+        "with group row also as ONNX; q8_0 and q4_0, exported as GGUF"
     )
     group: Positive | Literal["row"] | None = Field(
         default=None,
@@ -40,12 +42,19 @@ class QuantizeSpec(StrictModel):
     keep: list[Pattern] = Field(
         default_factory=list, description="patterns of weights that stay in full precision"
     )
+    int8: list[Pattern] = Field(
+        default_factory=list,
+        description="with weights: int4, patterns of weights that have int8 instead; checkpoint export --mean-bits "
+        "finds which need it",
+    )
     from_step: Count = Field(
         default=0, description="steps that are trained in full precision before rounding begins"
     )
 
     @model_validator(mode="after")
-    def groups_are_those_of_the_format(self) -> QuantizeSpec:
+    def parts_are_those_of_the_format(self) -> QuantizeSpec:
+        if self.int8 and self.weights != "int4":
+            raise ValueError(f"int8 is for weights int4, and these are {self.weights}; leave it out")
         if self.weights not in OF_GGUF:
             return self
         if self.group not in (None, BLOCK):
@@ -61,7 +70,14 @@ class QuantizeSpec(StrictModel):
         """The quantisation as the model applies it."""
         default = BLOCK if self.weights in OF_GGUF else GROUP
         group = default if self.group is None else 0 if self.group == "row" else self.group
-        return Scheme(self.weights, group, self.activations == "dynamic", tuple(self.match), tuple(self.keep))
+        return Scheme(
+            self.weights,
+            group,
+            self.activations == "dynamic",
+            match=tuple(self.match),
+            keep=tuple(self.keep),
+            int8=tuple(self.int8),
+        )
 
     def at(self, step: int) -> Scheme | None:
         """The quantisation of the weights after `step` steps; None while they are in full precision."""

@@ -24,6 +24,8 @@ OPTIONS: dict[str, tuple[str, ...]] = {
     "length": ("length",),
 }
 """The options that belong to some kinds only."""
+TAKEN = frozenset({"deviation", "seconds"})
+"""Names whose means, as `reward_NAME`, would be fields of a row that have another meaning."""
 NAME = r"^([A-Za-z0-9_][A-Za-z0-9_.-]{0,62})?$"
 
 
@@ -150,15 +152,20 @@ class RewardSpec(StrictModel):
         return self
 
 
-def _names_are_unique(rewards: list[RewardSpec]) -> list[RewardSpec]:
+def _names_are_clear(rewards: list[RewardSpec]) -> list[RewardSpec]:
     names = [reward.title for reward in rewards]
     twice = [name for name in names if names.count(name) > 1]
     if twice:
         raise ValueError(f"two rewards are called {twice[0]}; give one of them another name")
+    if len(names) > 1 and (taken := TAKEN.intersection(names)):
+        name = min(taken)
+        raise ValueError(
+            f"a reward is called {name}, and reward_{name} of each row is something else; rename it"
+        )
     return rewards
 
 
-Rewards = Annotated[list[RewardSpec], AfterValidator(_names_are_unique)]
+Rewards = Annotated[list[RewardSpec], AfterValidator(_names_are_clear)]
 """The rewards of a job."""
 
 

@@ -41,7 +41,7 @@ def serve(reward: Mapping[str, Any], requests: int, replies: int) -> None:
 def scored(rule: Rule, answer: Mapping[str, Any]) -> dict[str, Any]:
     """Return the value of an answer, or the problem."""
     try:
-        return _checked(rule(answer))
+        return checked(rule(answer))
     except (Refused, NoAnswer) as error:
         return as_reply(error)
     except MemoryError:
@@ -51,7 +51,7 @@ def scored(rule: Rule, answer: Mapping[str, Any]) -> dict[str, Any]:
         return {"problem": problem_of(error)}
 
 
-def _checked(value: Any) -> dict[str, Any]:
+def checked(value: Any) -> dict[str, Any]:
     """Return the value if it is a finite number, or the problem."""
     if value is None or isinstance(value, str | bytes) or not hasattr(value, "__float__"):
         return {"problem": f"returned {_shown(value)}, which is not a number"}

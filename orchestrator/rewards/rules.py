@@ -6,7 +6,9 @@ import importlib
 import logging
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from decimal import Decimal
+from functools import lru_cache
 from typing import Any
 
 from orchestrator.config.extras import install
@@ -14,6 +16,13 @@ from orchestrator.config.extras import install
 Rule = Callable[[Mapping[str, Any]], float]
 EXTRA = "rl"
 """The extra of pyproject.toml that brings math-verify."""
+
+
+MARKED = re.compile(r"(?<!\\)\$|\\\(|\\\[|\\boxed")
+"""What begins mathematics within a text."""
+WORDS = re.compile(r"(?:^|\s)[A-Za-z]{3,}(?![A-Za-z(])|\d\s+[A-Za-z]{2}")
+"""A word, or a number with its unit: text that is not mathematics as a whole."""
+EXPONENT = re.compile(r"[+-]?\d+(?:\.\d+)?[eE][+-]?\d{1,3}")
 
 
 class Refused(Exception):
@@ -50,7 +59,7 @@ def extracted(reward: Mapping[str, Any], text: str) -> str | None:
     """Return the part of the text that is compared: the group of the pattern's last match; None without a match."""
     if reward["pattern"] is None:
         return text
-    result = [match[1] for match in re.finditer(reward["pattern"], text)]
+    result = [match[1] for match in re.finditer(reward["pattern"], text, _flags(reward))]
     return result[-1] if result else None
 
 
@@ -76,8 +85,11 @@ def _plain(reward: Mapping[str, Any]) -> Callable[[str], str]:
 
 def regex(reward: Mapping[str, Any], answer: Mapping[str, Any]) -> float:
     """1.0 if the pattern is found anywhere in the answer."""
-    flags = re.IGNORECASE if reward["ignore_case"] else 0
-    return float(re.search(reward["pattern"], answer["text"], flags) is not None)
+    return float(re.search(reward["pattern"], answer["text"], _flags(reward)) is not None)
+
+
+def _flags(reward: Mapping[str, Any]) -> int:
+    return int(re.IGNORECASE if reward["ignore_case"] else 0)
 
 
 def length(reward: Mapping[str, Any], answer: Mapping[str, Any]) -> float:
@@ -105,28 +117,48 @@ def same_value(reward: Mapping[str, Any]) -> Rule:
             logging.CRITICAL
         )  # it warns for each answer that its time limit is off
 
-    def score(answer: Mapping[str, Any]) -> float:
-        right = str(expected(reward, answer))
+    def parsed(text: str) -> Any:
         # Its own time limits are off: they need signals, and the process has a limit already.
-        gold = next(
-            (
-                parsed
-                for text in (right, f"\\boxed{{{right}}}")
-                if (parsed := library.parse(text, parsing_timeout=None))
-            ),
-            None,
-        )
-        if gold is None:
-            raise NoAnswer(f"math-verify finds no value in column {reward['column']}: {right[:80]!r}")
+        return library.parse(text, parsing_timeout=None)
+
+    def verified(gold: Any, given: Any) -> bool:
+        return bool(gold and given and library.verify(gold, given, timeout_seconds=None))
+
+    @lru_cache(1024)  # all answers of a group are compared with the same
+    def value(right: str) -> Any:
+        text = _without_exponent(right)
+        read = parsed(text)
+        if read and (MARKED.search(text) or WORDS.search(text)):
+            return read
+        whole = parsed(f"\\boxed{{{text}}}")
+        # Text without marks is searched for its last number, which is 10 in 10\sqrt{2}.
+        is_part = read and whole and not isinstance(whole[0], str) and _is_more(text, read)
+        return whole if not read or (is_part and not verified(read, whole)) else read
+
+    def score(answer: Mapping[str, Any]) -> float:
+        right = expected(reward, answer)
+        golds = [value(str(each)) for each in (right if isinstance(right, list) else [right])]
+        if not golds or not all(golds):
+            raise NoAnswer(f"math-verify finds no value in column {reward['column']}: {str(right)[:80]!r}")
         text = extracted(reward, answer["text"])
         if text is None:
             return 0.0
-        if reward["pattern"] is not None:
-            text = f"\\boxed{{{text}}}"
-        given = library.parse(text, parsing_timeout=None)
-        return float(bool(given) and library.verify(gold, given, timeout_seconds=None))
+        given = parsed(text if reward["pattern"] is None else f"\\boxed{{{text}}}")
+        return float(any(verified(gold, given) for gold in golds))
 
     return score
+
+
+def _without_exponent(text: str) -> str:
+    """Return a number such as 1e-05, as floats of a column are written, in plain digits; other text as it is."""
+    if not EXPONENT.fullmatch(text.strip()):
+        return text
+    return format(Decimal(text.strip()), "f")
+
+
+def _is_more(text: str, read: Sequence[Any]) -> bool:
+    """Return whether text has more than what math-verify has read of it."""
+    return "".join(str(read[-1]).split()) != "".join(text.split())
 
 
 def rule_of(reward: Mapping[str, Any]) -> Rule:

@@ -15,7 +15,7 @@ from cluster.workers.machine import processors_here
 from orchestrator.config.errors import InputError
 from orchestrator.config.extras import install
 from orchestrator.rewards.config import RewardSpec
-from orchestrator.rewards.function_process import scored
+from orchestrator.rewards.function_process import checked, scored
 from orchestrator.rewards.rules import EXTRA, is_instant, rule_of
 from orchestrator.rewards.worker_handle import WorkerProcess
 
@@ -99,8 +99,10 @@ class Scorer:
 
         Raises InputError if a library is missing.
         """
-        self._specs = {number: spec for number, spec in enumerate(specs) if spec.model is None}
-        for number, spec in self._specs.items():
+        self._specs = list(specs)
+        self._asked = [number for number, spec in enumerate(specs) if spec.model is None]
+        """The numbers of the rewards that are computed here."""
+        for number, spec in enumerate(specs):
             if spec.kind == "math" and find_spec("math_verify") is None:
                 raise InputError("kind: math needs math-verify", f"rewards.{number}", install(EXTRA))
         self._rewards = [spec.rule for spec in specs]
@@ -123,7 +125,7 @@ class Scorer:
         at all.
         """
         self.failures = []
-        tasks = [_Task(answer, reward) for answer in range(len(answers)) for reward in self._specs]
+        tasks = [_Task(answer, reward) for answer in range(len(answers)) for reward in self._asked]
         instant = {
             task: scored(self._instant[task.reward], vars(answers[task.answer]))
             for task in tasks
@@ -139,8 +141,17 @@ class Scorer:
         scores: list[dict[str, float]] = [{} for _ in answers]
         for task in tasks:
             spec = self._specs[task.reward]
-            scores[task.answer][spec.title] = self._value(task, answers[task.answer], replies[task])
+            scores[task.answer][spec.title] = self._value(task.reward, answers[task.answer], replies[task])
         return scores
+
+    def of_model(self, number: int, answer: Answer, value: float) -> float:
+        """Return what counts as the reward of a model, by the number of the reward, for an answer of the last call.
+
+        It is the value, or if that is not finite what `on_error` says: a failure, 0.0, or NaN to leave the answer out.
+
+        Raises InputError if `on_error` is stop.
+        """
+        return self._value(number, answer, checked(value))
 
     def close(self) -> None:
         """End the workers, and everything below them. Safe to call twice."""
@@ -153,10 +164,10 @@ class Scorer:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _value(self, task: _Task, answer: Answer, reply: Mapping[str, Any]) -> float:
-        """Return the reward of a reply, and note its problem. Raises InputError."""
-        spec = self._specs[task.reward]
-        where = f"rewards.{task.reward}"
+    def _value(self, number: int, answer: Answer, reply: Mapping[str, Any]) -> float:
+        """Return the reward of that number from a reply, and note its problem. Raises InputError."""
+        spec = self._specs[number]
+        where = f"rewards.{number}"
         if "refused" in reply:
             raise InputError(f"{spec.title}: {reply['refused']}", where, reply["hint"])
         if "problem" in reply:
@@ -239,8 +250,20 @@ class Scorer:
 
 
 def weighted(specs: Sequence[RewardSpec], scores: Sequence[Mapping[str, float]]) -> list[float]:
-    """Return the weighted sum of each answer's rewards; NaN if one of them is NaN."""
-    return [float(sum(spec.weight * score[spec.title] for spec in specs)) for score in scores]
+    """Return the weighted sum of each answer's rewards; NaN if one of them is NaN.
+
+    Raises InputError if a sum is too large for a float.
+    """
+    totals = []
+    for score in scores:
+        total = float(sum(spec.weight * score[spec.title] for spec in specs))
+        if not math.isfinite(total) and not any(map(math.isnan, score.values())):
+            shown = ", ".join(f"{name} {value:g}" for name, value in score.items())
+            raise InputError(
+                f"the sum of an answer's rewards is {total} ({shown})", "rewards", "lower their weights"
+            )
+        totals.append(total)
+    return totals
 
 
 def _place(failure: RewardFailure) -> str:

@@ -60,7 +60,10 @@ def column_tests(column: Any) -> list[str]:
         tests.pop()
     if not tests:
         raise NoAnswer("the tests have no assert and call nothing")
-    return ["\n".join(map(ast.unparse, test)) for test in tests]
+    try:
+        return ["\n".join(map(ast.unparse, test)) for test in tests]
+    except RecursionError:
+        raise NoAnswer("the tests are nested too deeply") from None
 
 
 def become_test_process(

@@ -36,6 +36,8 @@ MARK = "ORCHESTRATOR_REWARD_WORKER"
 """An environment variable that marks a worker's descendants, even after the worker is gone."""
 LONGEST = 1 << 20
 """Bytes of a reply, which code that is scored may try to write as well."""
+MOST_PRINTED = 1 << 16
+"""Bytes of what a process prints during an answer that reach the log, which is kept in memory at first."""
 LOOK_EVERY = 1.0
 """Seconds between checks whether the parent is alive, if the kernel does not notify."""
 
@@ -52,12 +54,16 @@ class Child:
         """
         requests, self.requests = os.pipe()
         replies, answers = os.pipe()
+        self.output, printed = os.pipe()
         parent = os.getpid()
         self.pid = os.fork()
         if not self.pid:
             try:
-                for ours in (self.requests, replies, *others):
+                for ours in (self.requests, replies, self.output, *others):
                     os.close(ours)
+                for standard in (1, 2):
+                    os.dup2(printed, standard)
+                os.close(printed)
                 _become_ordinary(parent)
                 run(requests, answers)
             except BrokenPipeError:  # the worker has ended
@@ -68,10 +74,37 @@ class Child:
                 os._exit(1)
         os.close(requests)
         os.close(answers)
+        os.close(printed)
+        os.set_blocking(self.output, False)
+        self.prints = True
+        """Whether it may still print."""
+        self._printed = 0
         self.lines = Lines(replies, LONGEST)
         self.is_ready = False
         self.status: int | None = None
         """How it ended, as `os.waitpid` returns it; None while it runs."""
+
+    def begin_answer(self) -> None:
+        """Allow it to print as much as for any answer."""
+        self._printed = 0
+
+    def pass_on(self) -> None:
+        """Write what it has printed to the log of the process that asks, and leave out what is too much."""
+        for _ in range(16):  # it may print without end
+            try:
+                data = os.read(self.output, 1 << 16)
+            except BlockingIOError:
+                return
+            if not data:
+                self.prints = False
+                return
+            left = MOST_PRINTED - self._printed
+            self._printed += len(data)
+            shown = data[: max(left, 0)]
+            if 0 <= left < len(data):
+                shown += b"\n(a reward has printed more than this for one answer; the rest is left out)\n"
+            with contextlib.suppress(OSError):
+                write(2, shown)
 
     def ended(self) -> bool:
         """Return whether it has ended."""
@@ -101,8 +134,9 @@ class Child:
         if not self.ended():
             os.kill(self.pid, signal.SIGKILL)
             _, self.status = os.waitpid(self.pid, 0)
-        os.close(self.requests)
-        os.close(self.lines.source)
+        self.pass_on()
+        for end in (self.requests, self.lines.source, self.output):
+            os.close(end)
 
 
 def _become_ordinary(parent: int) -> None:
@@ -201,6 +235,7 @@ class Worker:
         return line or {"refused": what, "hint": hint, "again": child.was_killed()}
 
     def _reply_of(self, child: Child, reward: dict[str, Any], answer: dict[str, Any]) -> dict[str, Any]:
+        child.begin_answer()
         with contextlib.suppress(BrokenPipeError):
             write(child.requests, line_of(answer))
         return self._next_line(child, reward["timeout"]) or self._limit_of(child, reward)
@@ -251,7 +286,11 @@ class Worker:
         return self._limit_of(child, reward) | {"value": passed / len(tests), "notes": notes}
 
     def _fork(self, run: Callable[[int, int], None], reward: dict[str, Any]) -> Child:
-        pipes = [end for child in self._children.values() for end in (child.requests, child.lines.source)]
+        pipes = [
+            end
+            for child in self._children.values()
+            for end in (child.requests, child.lines.source, child.output)
+        ]
 
         def limited(requests: int, replies: int) -> None:
             confinement.limit_memory(int(reward["memory"] * 2**30))
@@ -266,14 +305,20 @@ class Worker:
         while (now := time.monotonic()) < deadline:
             try:
                 if (line := child.lines.take()) is not None:
+                    child.pass_on()
                     return line
             except (ValueError, TypeError):  # its code has written into the pipe
                 continue
             has_ended = child.ended()  # asked before the pipe is read, which may hold its last words
             sources = [child.lines.source] if is_open else []
-            readable = self._wait([*sources, self._lines.source], 0.0 if has_ended else deadline - now)
+            outputs = [child.output] if child.prints else []
+            readable = self._wait(
+                [*sources, *outputs, self._lines.source], 0.0 if has_ended else deadline - now
+            )
             if self._lines.source in readable and not self._lines.fill():
                 self.end()
+            if child.output in readable:
+                child.pass_on()
             if child.lines.source in readable:
                 is_open = child.lines.fill()
             elif has_ended:

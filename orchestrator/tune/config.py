@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
 from pydantic import (
     Field,
@@ -24,6 +24,11 @@ REWRITABLE = (
     "resources",
 )
 """Keys that may change in the middle of training. Jobs that differ only in these can load each other's commits."""
+Mode: TypeAlias = Literal["min", "max"]
+PARAMETERS = "parameters"
+"""The metric that counts the parameters of a trial's last checkpoint."""
+SECOND = "second"
+"""The key of the second metric in results and records of a search over two."""
 WEIGHS_LOSS = "distill"
 """The section of a job file whose keys are weights of the parts of the loss."""
 FIXED_WITHIN = ("train.optimizer.name", "parallel.engine")
@@ -119,14 +124,16 @@ class TuneSpec(StrictModel):
     space: dict[str, Dimension] = Field(
         min_length=1, description="dotted keys of the job with their possible values"
     )
-    metric: str = Field(
+    metric: str | list[str] = Field(
         default="loss",
         description="a column of metrics.jsonl, averaged over the last steps; or a metric of the last evaluation, "
-        "such as validation.loss",
+        "such as validation.loss; or parameters, how many a checkpoint has. A list of two: the trials that no other "
+        "one beats in both are the result",
     )
-    mode: Literal["min", "max"] | None = Field(
+    mode: Mode | list[Mode] | None = Field(
         default=None,
-        description="minimise or maximise the metric; unset: max for accuracy and similar metrics, else min",
+        description="minimise or maximise the metric, or a list for two metrics; unset: max for accuracy and similar "
+        "metrics, else min",
     )
     window: Positive = Field(
         default=10,
@@ -165,9 +172,53 @@ class TuneSpec(StrictModel):
     limits: SweepLimits = Field(default_factory=SweepLimits)
 
     @property
-    def direction(self) -> Literal["min", "max"]:
-        """Return min or max: `mode` if given, else the metric's own direction."""
-        return self.mode or ("max" if larger_is_better(self.metric) else "min")
+    def metrics(self) -> tuple[str, ...]:
+        """Return the metrics: one, or two."""
+        return (self.metric,) if isinstance(self.metric, str) else tuple(self.metric)
+
+    @property
+    def directions(self) -> tuple[Mode, ...]:
+        """Return min or max for each metric: `mode` if given, else the metric's own direction."""
+        if isinstance(self.mode, list):
+            return tuple(self.mode)
+        own: list[Mode] = ["max" if larger_is_better(metric) else "min" for metric in self.metrics]
+        return tuple(self.mode or each for each in own)
+
+    @property
+    def first(self) -> str:
+        """Return the metric, the first one of two."""
+        return self.metrics[0]
+
+    @property
+    def direction(self) -> Mode:
+        """Return the direction of the first metric."""
+        return self.directions[0]
+
+    @model_validator(mode="after")
+    def two_metrics_are_compared_at_the_end(self) -> TuneSpec:
+        if isinstance(self.metric, list) and len(set(self.metrics)) != len(self.metrics):
+            raise ValueError(f"metric names {self.first} twice; name two different ones")
+        if isinstance(self.metric, list) and len(self.metrics) != 2:
+            raise ValueError(f"metric lists {len(self.metrics)}; give one metric, or a list of two")
+        if isinstance(self.mode, list) and len(self.mode) != len(self.metrics):
+            raise ValueError(
+                f"mode lists {len(self.mode)}, and there are {len(self.metrics)} metrics; give one for each"
+            )
+        if len(self.metrics) == 1:
+            if self.first == PARAMETERS:
+                raise ValueError(
+                    "parameters is for a list of two metrics; add the metric that they should keep"
+                )
+            return self
+        if isinstance(self.mode, str):
+            raise ValueError(f"mode {self.mode} is for one metric; give a list for both, or leave it out")
+        if self.scheduler != "none":
+            raise ValueError(
+                f"{self.scheduler} decides by one metric which trials continue, and there are two; set scheduler: none"
+            )
+        if self.register_as:
+            raise ValueError("register_as is for one best model, and two metrics have several; leave it out")
+        return self
 
     @model_validator(mode="after")
     def the_sampler_fits_the_space(self) -> TuneSpec:
@@ -203,7 +254,7 @@ class TuneSpec(StrictModel):
     @model_validator(mode="after")
     def the_metric_is_no_sum_that_trials_define(self) -> TuneSpec:
         weighted = next((key for key in self.space if key.partition(".")[0] == WEIGHS_LOSS), None)
-        if weighted and self.metric == "loss":
+        if weighted and "loss" in self.metrics:
             raise ValueError(
                 f"loss is the weighted sum that {weighted} changes, so trials cannot be compared by it; set metric to "
                 "validation.loss"

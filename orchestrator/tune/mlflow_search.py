@@ -138,7 +138,7 @@ def _log(
 ) -> None:
     """Log the figures of a search. Their step is the number of trials that have ended."""
     figures = {"trials_ended": ended, "trials_failed": failed, "steps": steps}
-    chosen = {f"best_{tune.metric}": best["value"]} if best else {}
+    chosen = {f"best_{tune.first}": best["value"]} if best else {}
     parent.log_figures(figures | chosen, ended, **({"best_trial": best["trial"]} if best else {}))
 
 
@@ -152,5 +152,5 @@ def _register(client: Any, tune: TuneSpec, sweep: RunDir, best: dict[str, Any], 
             export(sweep.at(best["run"]), best["step"], target)
             return send(client, run_id, target)
 
-    model = Candidate(best["step"], tune.metric, best["value"], larger=tune.direction == "max")
+    model = Candidate(best["step"], tune.first, best["value"], larger=tune.direction == "max")
     register(client, str(tune.register_as), run_id, model, source, trial=best["trial"])

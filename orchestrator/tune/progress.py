@@ -12,7 +12,7 @@ from orchestrator.config.errors import InputError
 from orchestrator.storage.row_line import METRICS
 from orchestrator.storage.run_directory import RunDir
 from orchestrator.tune import lineage
-from orchestrator.tune.config import TuneSpec
+from orchestrator.tune.config import SECOND, TuneSpec
 from orchestrator.tune.trial_records import TrialEnd, TrialRecords, name_of
 
 SHOW_EVERY = 2.0
@@ -167,7 +167,10 @@ class SearchProgress:
             state = "done" if full else "stopped"
             reason = "" if full else result.get("ended") or f"stopped by {self._tune.scheduler}"
             value = result["value"] if math.isfinite(result["value"]) else None
-            self._records.end(trial, TrialEnd(state, result["run"], result["step"], value, reason))
+            second = result.get(SECOND)
+            second = second if second is not None and math.isfinite(second) else None
+            end = TrialEnd(state, result["run"], result["step"], value, reason, second=second)
+            self._records.end(trial, end)
         self.show()
 
     def show(self) -> None:

@@ -65,6 +65,7 @@ def report(sweep: RunDir) -> str:
         "keys": list(tune.space),
         "ranked": redact(ranked),
         "best_job": redact(sweep.read_text("best.yaml") or ""),
+        "frontier": None,
         "parallel": None,
         "curves": None,
         "shares": [],
@@ -72,32 +73,33 @@ def report(sweep: RunDir) -> str:
     trained = [trial for trial in stored["trials"] if trial["value"] is not None]
     if trained and stored["best"] is not None:
         content |= _charts(sweep, tune, trained, stored["best"]["trial"])
+    if stored.get("frontier"):
+        content["frontier"] = search_charts.frontier(stored["trials"], stored["frontier"], tune.metrics)
     return render("search_report", content)
 
 
 def _charts(sweep: RunDir, tune: TuneSpec, trained: list[dict[str, Any]], best: str) -> dict[str, Any]:
     """Return the template's charts of the trials that have a value."""
-    rows = {t["trial"]: _with_metric(_history(sweep, t["runs"][-1]), tune.metric) for t in trained}
+    rows = {t["trial"]: _with_metric(_history(sweep, t["runs"][-1]), tune.first) for t in trained}
     trained = [t for t in trained if rows[t["trial"]]]
     if not trained:
         return {}
-    window = 1 if "." in tune.metric else tune.window  # the last evaluation counts
+    window = 1 if "." in tune.first else tune.window  # the last evaluation counts
     lines = []
     for trial in trained:
         mine = rows[trial["trial"]]
-        means = _smooth([row[tune.metric] for row in mine], window)
+        means = _smooth([row[tune.first] for row in mine], window)
         points = [(float(row["step"]), mean) for row, mean in zip(mine, means, strict=True)]
         lines.append(search_charts.Curve(trial["trial"], trial["state"], points))
     shared = max(min(t["step"] for t in trained), *(mine[0]["step"] for mine in rows.values() if mine))
     values = [
-        _smooth([r[tune.metric] for r in rows[t["trial"]] if r["step"] <= shared], window)[-1]
-        for t in trained
+        _smooth([r[tune.first] for r in rows[t["trial"]] if r["step"] <= shared], window)[-1] for t in trained
     ]
     several = len(tune.space) > 1  # one key explains everything
     shares = importance(tune.space, [t["config"] for t in trained], values) if several else {}
     kinds = {key: dimension.kind for key, dimension in tune.space.items()}
     return {
-        "parallel": search_charts.parallel(trained, kinds, tune.metric, tune.direction, best),
+        "parallel": search_charts.parallel(trained, kinds, tune.first, tune.direction, best),
         "curves": search_charts.curves(lines, best),
         "shares": [(search_charts.short_key(key), share) for key, share in shares.items()],
         "compared_at": shared,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from orchestrator.config.redact import holds_secret
@@ -13,11 +13,14 @@ from orchestrator.data.store.data_folder import DataFolder
 from orchestrator.observe.config import TrackingSpec
 from orchestrator.storage.run_directory import RunDir
 from orchestrator.tune import lineage
-from orchestrator.tune.config import TuneSpec
+from orchestrator.tune.config import SECOND, TuneSpec
 from orchestrator.tune.mlflow_search import publish
 from orchestrator.tune.progress import SearchProgress
 from orchestrator.tune.space import Config
 from orchestrator.tune.trial_records import TrialRecords
+
+ENDED = ("done", "stopped")
+"""The states of trials that have a result."""
 
 
 def finish(
@@ -44,10 +47,18 @@ def finish(
     progress.recount()
     result = summarise(name, tune, sweep, records, progress)
     sweep.write_json("sweep.json", result)
+    for trial in result["trials"] if "frontier" in result else ():
+        file = f"frontier-{trial['trial']}.yaml"
+        if trial["trial"] in result["frontier"]:
+            text = job_with(trial["config"], f"{name[:50]}-{trial['trial']}")
+            sweep.write_text(file, text, private=holds_secret(text))
+        elif sweep.exists(file):  # a better trial has ended since
+            sweep.remove(file)
     if result["best"] is not None:
         best = job_with(result["best"]["config"], f"{name[:50]}-best")
+        by = "" if len(tune.metrics) == 1 else f" by {tune.first} alone"
         header = (
-            f"# the best of {len(records.configs)} trials: {result['best']['trial']}, {result['metric']} "
+            f"# the best of {len(records.configs)} trials{by}: {result['best']['trial']}, {result['metric']} "
         )
         text = f"{header}{result['best']['value']:.6g}\n{best}"
         sweep.write_text("best.yaml", text, private=holds_secret(text))
@@ -66,17 +77,26 @@ def _report(sweep: RunDir) -> str:
 def summarise(
     name: str, tune: TuneSpec | None, sweep: RunDir, records: TrialRecords, progress: SearchProgress
 ) -> dict[str, Any]:
-    """Return the content of sweep.json: the best trial, all trials with values and outcomes, and the cost."""
+    """Return the content of sweep.json: the best trial, all trials with values and outcomes, and the cost.
+
+    Of a search over two metrics the best is that by the first one, and `frontier` names all that no other one beats.
+    """
     assert tune is not None
     best = progress.best()
     trials = [_trial(sweep, name, records, progress) for name in sorted(records.configs)]
     if best is not None:
         config = next(t["config"] for t in trials if t["trial"] == best["trial"])
         best = {**best, "config": config, "run_dir": sweep.at(best["run"])}
+    two: dict[str, Any] = (
+        {"second": tune.metrics[1], "second_mode": tune.directions[1]} if len(tune.metrics) > 1 else {}
+    )
+    if two:
+        two["frontier"] = frontier(trials, tune.directions)
     return {
         "name": name,
-        "metric": tune.metric,
+        "metric": tune.first,
         "mode": tune.direction,
+        **two,
         "hours": progress.hours,
         "steps": sum(trial["steps"] for trial in trials),
         "cost_usd": progress.cost,
@@ -84,6 +104,26 @@ def summarise(
         "best": best,
         "trials": trials,
     }
+
+
+def frontier(trials: Sequence[Mapping[str, Any]], directions: Sequence[str]) -> list[str]:
+    """Return the names of the ended trials that no other one beats in one metric without being worse in the other.
+
+    They are in order of the first metric, the best first. Of equal trials the first is named.
+    """
+    signs = [1.0 if direction == "min" else -1.0 for direction in directions]
+    ended = [
+        (signs[0] * trial["value"], signs[1] * trial["second"], trial["trial"])
+        for trial in trials
+        if trial["state"] in ENDED and None not in (trial["value"], trial["second"])
+    ]
+    kept: list[str] = []
+    least = math.inf
+    for _, second, name in sorted(ended):
+        if second < least:
+            kept.append(name)
+            least = second
+    return kept
 
 
 def _trial(sweep: RunDir, name: str, records: TrialRecords, progress: SearchProgress) -> dict[str, Any]:
@@ -98,6 +138,7 @@ def _trial(sweep: RunDir, name: str, records: TrialRecords, progress: SearchProg
         "config": lineage.config_of(sweep, name, records.configs[name]),
         "state": ended.state if ended else "not ended",
         "value": ended.value if ended else value,
+        "second": ended.second if ended else last.get(SECOND),
         "step": ended.step if ended else last.get("step", 0),
         "reason": ended.reason if ended else "",
         "runs": runs,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -26,10 +27,11 @@ def check_same_sweep(spec: JobSpec, sweep: RunDir) -> None:
     assert spec.tune is not None
     hint = "set it back, or give another name or --run-dir"
     if before.tune is None or sweep.exists("events.jsonl"):
-        raise InputError("this is a run, not a search", sweep.uri, "give another name or --run-dir")
+        hint = f"give the search a folder of its own: --run-dir {shlex.quote(f'{sweep.uri}-search')}"
+        raise InputError("this is a run, not a search", sweep.uri, hint)
     problems = Problems()
     ours, theirs = (each.model_dump(mode="json", include=set(SAME)) for each in (spec.tune, before.tune))
-    ours["mode"], theirs["mode"] = spec.tune.direction, before.tune.direction
+    ours["mode"], theirs["mode"] = list(spec.tune.directions), list(before.tune.directions)
     for key in ours:
         if is_other(theirs[key], ours[key]):
             with problems.noted():

@@ -12,7 +12,7 @@ from __future__ import annotations
 import copy
 import random
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Literal
 
 from ray.tune.schedulers import (
     FIFOScheduler,
@@ -24,7 +24,7 @@ from ray.tune.schedulers import (
 from ray.tune.search import Searcher
 
 from orchestrator.train.config import TrainSpec
-from orchestrator.tune.config import POPULATION, TuneSpec
+from orchestrator.tune.config import POPULATION, SECOND, TuneSpec
 from orchestrator.tune.pb2 import Gain, explored
 from orchestrator.tune.rung_steps import asha_rungs, grace_of, interval_of, longest_warmup
 from orchestrator.tune.space import Config, distribution_of, perturbed
@@ -218,6 +218,9 @@ class Tpe(Searcher):
             assignment_of: makes a trial's config from its name and its values.
         """
         super().__init__(metric=VALUE, mode=tune.direction)
+        self._directions: list[Literal["minimize", "maximize"]] = [
+            "minimize" if each == "min" else "maximize" for each in tune.directions
+        ]
         self._seed = seed
         self._distributions = {key: distribution_of(value) for key, value in tune.space.items()}
         self._records = records
@@ -240,8 +243,7 @@ class Tpe(Searcher):
         optuna.logging.set_verbosity(optuna.logging.ERROR)
         seed = self._seed * 1_000_003 + len(self._configs)
         sampler = optuna.samplers.TPESampler(seed=seed, constant_liar=True)
-        direction = optuna.study.StudyDirection(1 if self.mode == "min" else 2)
-        study = optuna.create_study(direction=direction, sampler=sampler)
+        study = optuna.create_study(directions=self._directions, sampler=sampler)
         study.add_trials([self._known(trial_id) for trial_id in self._configs])
         return dict(study.ask(self._distributions).params)
 
@@ -256,9 +258,9 @@ class Tpe(Searcher):
             if trial_id in self._reported
             else TrialState.RUNNING
         )
-        value = result[VALUE] if result else None
+        values = [result[VALUE], result.get(SECOND)][: len(self._directions)] if result else None
         params = self._configs[trial_id]
-        return create_trial(state=state, value=value, params=params, distributions=self._distributions)
+        return create_trial(state=state, values=values, params=params, distributions=self._distributions)
 
     def on_trial_result(self, trial_id: str, result: dict[str, Any]) -> None:
         """See Ray. Note the result of a trial at a rung."""

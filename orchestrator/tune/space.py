@@ -18,7 +18,7 @@ from orchestrator.config.workload import WorkloadSpec
 from orchestrator.evaluate.config import metrics_of
 from orchestrator.observe.mlflow_checks import check_registered_name
 from orchestrator.storage.row_types import StepRow
-from orchestrator.tune.config import Dimension, TuneSpec
+from orchestrator.tune.config import PARAMETERS, Dimension, TuneSpec
 from workloads.own.object_reference import is_object_reference
 
 COORDINATES = {"step", "attempt", "time"}
@@ -48,7 +48,7 @@ def check_metric(workload: WorkloadSpec, metric: str) -> None:
         known |= {"accuracy", "divergence", *get_args(OfAnswers), *get_args(OfWords)}
     elif objective == "sequence_classification":
         known |= {"accuracy"}
-    if "." in metric or is_own or metric in known:
+    if "." in metric or is_own or metric in known or metric == PARAMETERS:
         return
     others = ", ".join(sorted(known - set(NAMED_FIRST)))
     hint = f"name one of {', '.join(NAMED_FIRST)}; {others}"
@@ -118,8 +118,12 @@ def perturbed(tune: TuneSpec, config: Mapping[str, Any], source: random.Random) 
             values[key] = dimension.listed[min(max(index, 0), len(dimension.listed) - 1)]
         else:
             low, high = dimension.ends
-            moved = min(max(value * source.choice(FACTORS), low), high)
-            values[key] = round(moved) if dimension.integer else moved
+            factor = source.choice(FACTORS)
+            moved = value * factor
+            if dimension.integer:
+                # 1 and 2 round to themselves, and 0 stays 0: a whole number moves by at least one.
+                moved = max(round(moved), value + 1) if factor > 1 else min(round(moved), value - 1)
+            values[key] = min(max(moved, low), high)
     return values
 
 
@@ -152,7 +156,8 @@ def check(spec: JobSpec) -> TuneSpec:
             "there is no server to register a model on", "tune.register_as", "set tracking, or leave it out"
         )
     check_registered_name(tune.register_as, "tune.register_as")
-    check_metric(spec.workload, tune.metric)
+    for metric in tune.metrics:
+        check_metric(spec.workload, metric)
     for key in tune.space:
         _check_key(tune, key)
         _check_values(lambda values, where: dump(_try(spec, values, where)), tune, key)

@@ -27,11 +27,11 @@ from orchestrator.controller.controller import Controller
 from orchestrator.resolve.commit_model import as_begun
 from orchestrator.storage.run_directory import RunDir
 from orchestrator.tune import lineage
-from orchestrator.tune.config import POPULATION
+from orchestrator.tune.config import POPULATION, SECOND
 from orchestrator.tune.rung_steps import longest_warmup, rungs
 from orchestrator.tune.same_inputs import InputsChanged, check_same_inputs
 from orchestrator.tune.trial_job import job_of_trial
-from orchestrator.tune.trial_values import evaluated_value, hours_of, trained_value
+from orchestrator.tune.trial_values import hours_of, value_of
 
 FAILED = "failed.json"
 """The file of a run that failed, with its reason."""
@@ -182,16 +182,17 @@ class Trial(ray_tune.Trainable):
         """
         ended = self._assignment["ended"]
         try:
-            value = self._value(rung, evaluations_every)
+            values = self._values(rung, evaluations_every)
         except InputError:
             if not limited:
                 raise
-            value = math.nan
+            values = self._worst
         self._at = rung
         done = rung >= steps or reached < rung or (ended is not None and rung >= ended)
         return {
             STEP: min(rung, reached),
-            VALUE: self._worst if math.isnan(value) else value,
+            VALUE: values[0],
+            SECOND: values[1] if len(values) > 1 else None,
             "failed": "",
             "trial": self._trial,
             "run": self._name,
@@ -203,19 +204,30 @@ class Trial(ray_tune.Trainable):
             "done": done,
         }
 
-    def _value(self, rung: int, evaluations_every: int | None) -> float:
-        """Return the value of the search's metric at a rung. Raises InputError."""
-        if "." not in self._tune.metric:
-            return trained_value(self._tune, self._sweep, self._name, rung)
-        assert evaluations_every is not None
-        return evaluated_value(self._tune, self._sweep, self._name, rung, evaluations_every)
+    def _values(self, rung: int, evaluations_every: int | None) -> list[float]:
+        """Return the value of each of the search's metrics at a rung. Raises InputError."""
+        values = [
+            value_of(
+                metric,
+                self._tune.window,
+                self._sweep,
+                self._name,
+                rung=rung,
+                evaluations_every=evaluations_every,
+            )
+            for metric in self._tune.metrics
+        ]
+        return [
+            worst if math.isnan(value) else value for value, worst in zip(values, self._worst, strict=True)
+        ]
 
     def _failed(self, reason: str) -> dict[str, Any]:
         """Return the result of a failed trial: the worst possible value, and the steps and USD that it used."""
         steps, usd = lineage.spent(self._sweep, self._name)
         result = {
             STEP: self._at,
-            VALUE: self._worst,
+            VALUE: self._worst[0],
+            SECOND: None,
             "failed": reason,
             "trial": self._trial,
             "run": self._name,
@@ -236,9 +248,9 @@ class Trial(ray_tune.Trainable):
         return self._failed("") | {"limited": True, "changed": reason}
 
     @property
-    def _worst(self) -> float:
-        """Return the value of a trial that failed or diverged. Infinite, because schedulers cannot order NaN."""
-        return math.inf if self._tune.direction == "min" else -math.inf
+    def _worst(self) -> list[float]:
+        """Return the values of a trial that failed or diverged. Infinite, because schedulers cannot order NaN."""
+        return [math.inf if direction == "min" else -math.inf for direction in self._tune.directions]
 
     def save_checkpoint(self, checkpoint_dir: str) -> None:
         """Write which commit the last result belongs to. The weights stay where they are."""

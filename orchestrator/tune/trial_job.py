@@ -37,7 +37,7 @@ def job_of_trial(base: JobSpec, sweep: RunDir, name: str, params: Mapping[str, A
         data__cache=data_cache(base.data, sweep),
         **unregistered,
     )
-    if spec.evaluate is not None and "." in base.tune.metric:
+    if spec.evaluate is not None and any("." in metric for metric in base.tune.metrics):
         warmup = longest_warmup(base.tune, base.train)
         at = sorted({*spec.evaluate.at, *rungs(base.tune, spec.train.steps, warmup)})
         spec = spec.model_copy(update={"evaluate": spec.evaluate.model_copy(update={"at": at})})

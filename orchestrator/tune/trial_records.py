@@ -11,30 +11,34 @@ The next command continues from these rows and the run directories alone, after 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from orchestrator.storage.row_line import TRIALS, Row
 from orchestrator.storage.row_writer import RowWriter
 from orchestrator.storage.run_directory import RunDir
+from orchestrator.tune.config import SECOND
 from orchestrator.tune.space import Config
 
 PATIENCE = 60.0
 """Seconds for which an essential write is retried."""
 REPORTED = ("run", "step", "value", "own_steps", "cost_usd")
-"""The keys of a result at a rung that are recorded."""
+"""The keys of a result at a rung that are recorded. A search over two metrics also records SECOND."""
 
 
 @dataclass(frozen=True)
 class TrialEnd:
-    """How a trial ended. `state` is done, stopped (by the scheduler) or failed; `value` is the metric at `step`."""
+    """How a trial ended. `state` is done, stopped (by the scheduler) or failed; `value` is the metric at `step`, and
+    `second` the other metric of a search over two.
+    """
 
     state: str
     run: str
     step: int
     value: float | None
     reason: str = ""
+    second: float | None = None
 
 
 class TrialRecords:
@@ -67,9 +71,10 @@ class TrialRecords:
         if event == "drawn" and row.get("config") is not None:
             self.configs[trial] = row["config"]
         elif event == "told" and row.keys() >= set(REPORTED):
-            self.reported[row["run"]] = {"trial": trial, **{key: row[key] for key in REPORTED}}
-        elif event == "ended" and row.keys() >= TrialEnd.__dataclass_fields__.keys():
-            self.ended[trial] = TrialEnd(**{key: row[key] for key in TrialEnd.__dataclass_fields__})
+            self.reported[row["run"]] = _reported(row)
+        elif event == "ended" and row.keys() >= TrialEnd.__dataclass_fields__.keys() - {SECOND}:
+            known = TrialEnd.__dataclass_fields__.keys() & row.keys()
+            self.ended[trial] = TrialEnd(**{key: row[key] for key in known})
 
     def begin(self) -> None:
         """Record the start of the search, unless it has started. The time of the first row is the time of its begin."""
@@ -90,7 +95,7 @@ class TrialRecords:
 
     def report(self, result: dict[str, Any], hours: float) -> None:
         """Record a result at a rung, unless it equals the last one of that run."""
-        row = {"trial": result["trial"], **{key: result[key] for key in REPORTED}}
+        row = _reported(result)
         if self.reported.get(result["run"]) != row:
             self._rows.add([{**row, "event": "told", "time": time.time(), "hours": hours}])
             self._rows.flush()
@@ -110,6 +115,12 @@ class TrialRecords:
         self._rows.add([row])
         self._rows.drain(PATIENCE)
         self.ended[trial] = ended
+
+
+def _reported(result: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what is recorded of a result at a rung."""
+    second = {} if result.get(SECOND) is None else {SECOND: result[SECOND]}
+    return {"trial": result["trial"], **{key: result[key] for key in REPORTED}, **second}
 
 
 def name_of(number: int) -> str:

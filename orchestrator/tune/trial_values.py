@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 
+from orchestrator.checkpoint.commit_store import Store
 from orchestrator.config.errors import InputError
 from orchestrator.observe.config import SummarisedJob
 from orchestrator.observe.summary import summary
@@ -12,14 +13,51 @@ from orchestrator.observe.totals import totals_of
 from orchestrator.storage.row_line import evaluations_in
 from orchestrator.storage.run_directory import RunDir
 from orchestrator.tune import lineage
-from orchestrator.tune.config import TuneSpec
+from orchestrator.tune.config import PARAMETERS
+
+WEIGHTS = "model."
+"""The prefix of the model's weights in a checkpoint."""
 
 
-def trained_value(tune: TuneSpec, sweep: RunDir, name: str, rung: int) -> float:
+def value_of(
+    metric: str, window: int, sweep: RunDir, name: str, rung: int, evaluations_every: int | None
+) -> float:
+    """Return the value of a metric of a search at a rung; NaN without a value.
+
+    Args:
+        metric: the metric, see `TuneSpec.metric`.
+        window: the search's window.
+        sweep: its directory.
+        name: the name of the trial's run.
+        rung: the step of the rung.
+        evaluations_every: steps between evaluations, None without evaluations.
+
+    Raises:
+        InputError: the run does not have the metric.
+    """
+    if metric == PARAMETERS:
+        return parameters_of(lineage.at(sweep, name))
+    if "." not in metric:
+        return trained_value(metric, window, sweep, name, rung)
+    assert evaluations_every is not None
+    return evaluated_value(metric, sweep, name, rung, evaluations_every)
+
+
+def parameters_of(run: RunDir) -> float:
+    """Return the number of parameters in the run's last checkpoint, without those of a frozen base; NaN without one."""
+    commit = Store(run.commits).latest(deep=False)
+    if commit is None:
+        return math.nan
+    shapes = [tensor.shape for name, tensor in commit.tensors.items() if name.startswith(WEIGHTS)]
+    return float(sum(math.prod(shape) for shape in shapes))
+
+
+def trained_value(metric: str, longest: int, sweep: RunDir, name: str, rung: int) -> float:
     """Return the mean of a training metric over the last steps up to a rung; NaN if all of them lack a value.
 
     Args:
-        tune: the search.
+        metric: a column of metrics.jsonl.
+        longest: the search's window.
         sweep: its directory.
         name: the name of the trial's run.
         rung: the step of the rung.
@@ -28,20 +66,20 @@ def trained_value(tune: TuneSpec, sweep: RunDir, name: str, rung: int) -> float:
         InputError: no row has the metric.
     """
     # Early in training a mean over many steps would measure how fast the loss fell, not its level.
-    window = min(tune.window, max(rung // 4, 1))
+    window = min(longest, max(rung // 4, 1))
     recent = lineage.latest(sweep, name, rung, window)
-    if not any(tune.metric in row for row in recent):
+    if not any(metric in row for row in recent):
         known = ", ".join(sorted(k for k, v in recent[-1].items() if isinstance(v, float))) if recent else ""
-        raise InputError(f"no row has the metric {tune.metric!r}", "tune.metric", f"known: {known}")
-    result = [float(value) for row in recent if (value := row.get(tune.metric)) is not None]
+        raise InputError(f"no row has the metric {metric!r}", "tune.metric", f"known: {known}")
+    result = [float(value) for row in recent if (value := row.get(metric)) is not None]
     return statistics.fmean(result) if result else math.nan
 
 
-def evaluated_value(tune: TuneSpec, sweep: RunDir, name: str, rung: int, every: int) -> float:
+def evaluated_value(metric: str, sweep: RunDir, name: str, rung: int, every: int) -> float:
     """Return an evaluation's metric at the last evaluation, which is at the rung unless the run ended before it.
 
     Args:
-        tune: the search.
+        metric: the metric with its set, such as validation.loss.
         sweep: its directory.
         name: the name of the trial's run.
         rung: the step of the rung.
@@ -50,11 +88,11 @@ def evaluated_value(tune: TuneSpec, sweep: RunDir, name: str, rung: int, every: 
     Raises:
         InputError: nothing was evaluated.
     """
-    held_out, _, metric = tune.metric.partition(".")
+    held_out, _, kind = metric.partition(".")
     result = evaluations_in(lineage.latest(sweep, name, rung, every + 1))
     if not result:
         raise InputError(f"nothing was evaluated up to step {rung}", "evaluate.every", "lower it")
-    return float(result[-1]["sets"][held_out].get(metric, math.nan))  # absent if nothing is predicted
+    return float(result[-1]["sets"][held_out].get(kind, math.nan))  # absent if nothing is predicted
 
 
 def hours_of(job: SummarisedJob, run: RunDir) -> float:

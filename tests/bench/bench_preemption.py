@@ -1,6 +1,6 @@
 """Ray's own preemption benchmark (ray#65047), scaled to one machine: steps that are wasted by four preemptions.
 
-    python tests/bench/bench_preemption.py --kinds notice kill --peers ours jit periodic
+    python tests/bench/bench_preemption.py --kinds notice kill --peers ours jit periodic torchft
 
 Theirs: 8 GPUs, ViT-B/16, 1,600 steps of 1.1 s, a checkpoint every 400, 4 preemptions; 517 steps wasted with periodic
 checkpoints, 91 with just-in-time ones. Here: 8 nodes of one processor as processes of one machine, a rank each of one
@@ -12,7 +12,9 @@ kill    all its processes are killed, without notice
 
 Other nodes are there already in both, and the next preemption waits for three new steps. Wasted are the steps that were
 done beyond those of the job: of Ray Train as rank 0 counts them, of ours those that a rank had done when it was stopped
-and that are done again.
+and that are done again. With torchft, which has to be installed (torchft==0.2.0), they are the steps that a replica did
+and the others did not agree on; the replicas that are left go on with smaller batches, and the last column has the
+replicas in the order in which they started.
 """
 
 from __future__ import annotations
@@ -49,6 +51,7 @@ NAMES = {
     "ours": "orchestrator",
     "periodic": "Ray Train V2, periodic checkpoints",
     "jit": "Ray Train V2, just-in-time checkpoints",
+    "torchft": "Ray Train V2, TorchftConfig",
 }
 CASE_TIMEOUT = 1200.0
 
@@ -169,8 +172,7 @@ class Run:
             with contextlib.suppress(FileNotFoundError, IndexError):
                 return int(rows(self.folder / "run")[-1]["step"])
             return 0
-        lines = _lines(self.folder / "steps.txt")
-        return int(lines[-1].split()[0]) if lines else 0
+        return max((int(_lines(path)[-1].split()[0]) for path in self.folder.glob("steps*.txt")), default=0)
 
     def ranks(self) -> dict[str, list[int]]:
         """The processes of our ranks by the address of their node; empty for Ray Train."""
@@ -205,6 +207,10 @@ class Run:
             starts = [event["step"] for event in events if event["phase"] == "start"]
             ends = [event["step"] for event in events if event["phase"] == "stop"]
             wasted = sum(max(end - start, 0) for end, start in zip(ends, starts[1:], strict=False))
+            return Result(seconds, wasted, starts, len(starts))
+        if self._peer == "torchft":
+            wasted = max((len(_lines(path)) for path in self.folder.glob("failed-*.txt")), default=0)
+            starts = [int(line) for line in _lines(self.folder / "resumed.txt")]
             return Result(seconds, wasted, starts, len(starts))
         done = len(_lines(self.folder / "steps.txt"))
         resumed = [int(line) for line in _lines(self.folder / "resumed.txt")]

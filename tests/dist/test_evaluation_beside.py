@@ -71,6 +71,7 @@ def same(run: Path, twin: Path) -> None:
     assert weights(run, 12) == weights(twin, 12)
 
 
+@pytest.mark.slow
 def test_the_bits_of_an_evaluation_in_the_gang(gang: Path, text: str, cache: Path, tmp_path: Path) -> None:
     """Though one is killed and begins again. Rows and commits have them, and the summary has those of the last step.
 

@@ -100,12 +100,8 @@ def test_a_base_that_is_damaged_is_not_read(text: str, base: Path, tmp_path: Pat
     tuned = document(text, init_from=f"{mine}@last")
     tuned["train"] |= {"freeze": FROZEN, "steps": 3}
     drive_here(tuned, str(tmp_path / "run"), Path(text).parent / "cache")
-    chunk = (
-        Store(str(mine / "checkpoints"))
-        .manifest(6)
-        .tensors["model.layers.0.attention.query.weight"]
-        .chunks[0]
-    )
+    tensors = Store(str(mine / "checkpoints")).manifest(6).tensors
+    chunk = next(iter(tensors["model.layers.0.attention.query.weight"].chunks))
     shard = mine / "checkpoints" / "step-00000006" / chunk.file
     data = bytearray(shard.read_bytes())
     data[chunk.offset] ^= 1

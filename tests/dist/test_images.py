@@ -130,7 +130,7 @@ def alone(digits: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, 
 @pytest.mark.parametrize(
     ("workers", "parallel"),
     [
-        (1, {"micro_batch": 4}),
+        pytest.param(1, {"micro_batch": 4}, marks=pytest.mark.slow),
         pytest.param(2, {"micro_batch": 8}, marks=pytest.mark.slow),
         pytest.param(2, {"zero": 1, "micro_batch": 4}, marks=pytest.mark.slow),
         (2, {"zero": 2, "micro_batch": 2, "recompute": "full"}),

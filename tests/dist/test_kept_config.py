@@ -41,7 +41,7 @@ KINDS = {
     "as it is": ("transformers", False),
     "as it is with weights": ("transformers", True),
 }
-QUICK = ("converted", "as it is with weights")
+QUICK = ("converted",)
 TOKENS = torch.arange(6, 22)[None]
 
 

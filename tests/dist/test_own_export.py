@@ -112,6 +112,7 @@ def trained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+@pytest.mark.slow
 def test_a_stranger_reads_and_continues_it(trained: Path) -> None:
     found = export(str(trained / "run"), 4, str(trained / "export"), form="hf")
     assert found["logits_difference"] < 1e-5

@@ -100,6 +100,7 @@ def test_a_run_that_trained_for_int4_is_loaded_by_transformers(runs: Path, tmp_p
         assert torch.equal(found, fake_quantised(whole, scheme))
 
 
+@pytest.mark.slow
 def test_the_run_is_evaluated_as_it_was_trained(runs: Path) -> None:
     """Not with the weights in full precision, nor those of a job without the key."""
     run = RunDir(str(runs / "int4"))

@@ -140,6 +140,8 @@ def test_the_reward_rises_and_the_rows_say_what_happened(quiet: Path) -> None:
         assert 0 <= row["without_signal"] <= 1
         assert row["sampler_difference"] < 1e-5
         assert row["generate_seconds"] > 0
+        generated = 16 * row["answer_tokens"] / row["generate_seconds"]
+        assert row["generated_tokens_per_second"] == pytest.approx(generated, rel=1e-3)
         assert row["reward_seconds"] > 0
     held = [row["sets"]["validation"] for row in rows(quiet, "evals.jsonl")]
     assert len(held) == 3
@@ -194,7 +196,8 @@ def test_kills_change_no_answer_and_no_bit(quiet: Path, place: Path, tmp_path: P
         assert answers(run, step) == answers(quiet, step)
 
 
-@pytest.mark.parametrize("has_workers", [pytest.param(False, marks=pytest.mark.slow), True])
+@pytest.mark.slow
+@pytest.mark.parametrize("has_workers", [False, True])
 def test_weights_that_generate_no_answers_are_a_fault_of_the_step(
     quiet: Path, place: Path, tmp_path: Path, has_workers: bool
 ) -> None:
@@ -452,6 +455,7 @@ def test_stale_answers_come_from_the_weights_before_the_rollout_before(
     assert [line["version"] for line in read_kept(str(quiet), 4)[1]] == [3] * 16
     # Only there the weights of training are those of generation.
     assert ["sampler_difference" in row for row in found] == [True] + [False] * (STEPS - 1)
+    assert all(row["generated_tokens_per_second"] > 0 for row in found)
     assert found[-1]["reward"] > found[0]["reward"] + 0.1
 
 
@@ -492,6 +496,7 @@ def test_the_loss_of_stale_answers_is_the_plain_one_with_the_earlier_weights_pro
     assert row["clip_share"] == pytest.approx(mean(clipped), abs=1e-6)
 
 
+@pytest.mark.slow
 def test_stale_rollouts_have_the_same_bits_with_workers_that_die(
     quiet_stale: Path, place: Path, tmp_path: Path
 ) -> None:
@@ -870,6 +875,7 @@ def test_prompts_that_leave_no_room_keep_their_end_and_are_counted(place: Path, 
     assert 0 < long < COUNT
 
 
+@pytest.mark.slow
 def test_a_commit_is_evaluated_and_replayed_as_the_run_was(quiet: Path, place: Path) -> None:
     """It has the weights of its step: asked for in NeMo-RL#3312."""
     run, store = RunDir(str(quiet)), Store(str(quiet / "checkpoints"))

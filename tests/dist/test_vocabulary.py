@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,8 @@ import pytest
 import torch
 from base_run import document
 from hf_tokenizers import bert, gpt2
-from jobs import rows, write_job, write_text
+from jobs import curve, rows, write_job, write_text
+from local_chain import drive_chain_here
 from local_run import drive_here
 from prepared import prepare_here
 from tokenizers import Tokenizer
@@ -26,8 +28,11 @@ from transformers import (
     GPT2LMHeadModel,
 )
 
+from orchestrator.chain import drive
+from orchestrator.chain.drive import ChainOutcome
 from orchestrator.cli.app import call
 from orchestrator.config.errors import InputError
+from orchestrator.config.outcome import Outcome
 from orchestrator.config.spec import JobSpec, parse
 from orchestrator.data.store.tokens import Tokens
 from orchestrator.export import vocabulary
@@ -192,3 +197,76 @@ def test_another_tokenizer_than_the_models_is_refused(tmp_path: Path) -> None:
             without_unused_tokens(
                 f"hf:{tmp_path / 'large'}", other, PreparedData(""), str(tmp_path / "small"), PreparedData
             )
+
+
+def chained(text: str, folder: Path, at_least: int = 1) -> dict[str, Any]:
+    """A chain: a pretrained model loses tokens, and a smaller one begins as a part of what is left."""
+    found = asked(text, folder, "bert")
+    found["train"] |= {"steps": 2}
+    found["checkpoint"] = {"every": 2, "export": None}
+    student = {
+        "name": "student",
+        "workload": {"model": "stage:words", "changes": {"layers": 1}, "shrink": {"layers": [1]}},
+        "data": {"tokenizer": "stage:words"},
+        "distill": {"teacher": "stage:words", "labels": 0.5, "logits": {"weight": 0.5}},
+    }
+    words = {"name": "words", "vocabulary": {"of": str(folder), "at_least": at_least}}
+    return found | {"name": "c", "stages": [student, words]}
+
+
+def drive_stages(
+    wanted: dict[str, Any], root: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> ChainOutcome:
+    monkeypatch.setattr(drive, "prepared", lambda spec, *_, **__: prepared(cache, spec))
+    return drive_chain_here(wanted, root, cache, monkeypatch)
+
+
+@pytest.mark.slow
+def test_a_stage_makes_the_folder_and_the_next_one_begins_with_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text, cache, root = write_text(tmp_path / "text", 20_000), tmp_path / "cache", tmp_path / "c"
+    save(tmp_path / "large", "bert")
+    reduced(text, tmp_path / "large", "bert", cache, tmp_path / "small")
+
+    def killed(*_: Any, **__: Any) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(vocabulary, "_write_tokenizer", killed)
+        ended = drive_stages(chained(text, tmp_path / "large"), root, cache, monkeypatch)
+    assert (ended.outcome, "still to come: words, student" in ended.line) == (Outcome.FAILED, True)
+    assert not (root / "words" / "export").exists()
+    ended = drive_stages(chained(text, tmp_path / "large"), root, cache, monkeypatch)
+    assert (ended.outcome, ended.line) == (Outcome.DONE, "")
+    made = root / "words" / "export"
+    for name in ("model.safetensors", "tokenizer.json", "config.json"):
+        assert (made / name).read_bytes() == (tmp_path / "small" / name).read_bytes()
+    first = ended.summary["stages"][0]
+    tokens = json.loads((made / "config.json").read_text())["vocab_size"]
+    assert (first["stage"], first["state"]) == ("words", "done")
+    assert first["reason"].startswith(f"{tokens} of ")
+    assert ended.summary["stages"][1]["begins_with"] == {"stage": "words", "tag": "export", "step": None}
+    alone = chained(text, tmp_path / "large")["stages"][0]
+    job = asked(text, tmp_path / "small", "bert")
+    job["workload"] |= alone["workload"] | {"model": f"hf:{tmp_path / 'small'}"}
+    job |= {"distill": alone["distill"] | {"teacher": f"hf:{tmp_path / 'small'}"}}
+    job["train"] |= {"steps": 2}
+    drive_here(job, str(tmp_path / "run"), cache)
+    assert curve(root / "student") == curve(tmp_path / "run")
+    # What has changed is refused, and what is done is not made again.
+    before = (made / "export.json").stat().st_mtime_ns
+    assert drive_stages(chained(text, tmp_path / "large"), root, cache, monkeypatch).outcome == Outcome.DONE
+    assert (made / "export.json").stat().st_mtime_ns == before
+    with pytest.raises(InputError, match=r"stages.words: .*at_least is 1 in this stage and 2 in the job"):
+        drive_stages(chained(text, tmp_path / "large", 2), root, cache, monkeypatch)
+    (root / "words").rename(tmp_path / "words")
+    with pytest.raises(InputError, match="began with the model of words, which is not made"):
+        drive_stages(chained(text, tmp_path / "large"), root, cache, monkeypatch)
+    (tmp_path / "words").rename(root / "words")
+    config = tmp_path / "large" / "config.json"
+    config.write_text(config.read_text() + "\n")
+    with pytest.raises(InputError, match=r"stages.words: .*the model that it was made of has changed"):
+        drive_stages(chained(text, tmp_path / "large"), root, cache, monkeypatch)
+    shutil.rmtree(tmp_path / "large")  # to save space
+    assert drive_stages(chained(text, tmp_path / "large"), root, cache, monkeypatch).outcome == Outcome.DONE

@@ -42,6 +42,7 @@ def alive(processes: list[psutil.Process]) -> list[str]:
     return [p.name() for p in processes if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]
 
 
+@pytest.mark.slow
 def test_nodes_come_and_go_and_nothing_is_left(folder: Path) -> None:
     up = said("up", "--local", 1, "--gpus", 4, "--labels", '{"ray.io/market-type": "spot"}', cwd=folder)
     head, first = up["nodes"]

@@ -9,6 +9,8 @@ import sys
 from importlib.util import find_spec
 from pathlib import Path
 
+import pytest
+
 NOTEBOOK = Path(__file__).parents[2] / "examples" / "notebook.ipynb"
 HAS_KERNEL = all(find_spec(name) for name in ("nbclient", "nbformat", "ipykernel"))
 LIMIT = 280
@@ -20,6 +22,7 @@ def code() -> str:
     return "\n".join("".join(cell["source"]) for cell in cells if cell["cell_type"] == "code")
 
 
+@pytest.mark.slow
 def test_the_notebook_runs(tmp_path: Path) -> None:
     said = said_in_a_kernel(tmp_path) if HAS_KERNEL else said_in_a_process(tmp_path)
     assert "this run has ended already" in said

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import time
 from pathlib import Path
@@ -19,6 +20,7 @@ from prepared import with_data
 from cluster.local import local_cluster as loopback
 from cluster.local import node_processes
 from cluster.local.node import NodeSpec
+from orchestrator.checkpoint.commit_store import Store
 
 CLUSTER = "t-tune"
 LR = "train.optimizer.lr"
@@ -42,6 +44,7 @@ def states(sweep: Path) -> dict[str, tuple[str, int]]:
     return {row["trial"]: (row["state"], row["step"]) for row in ended}
 
 
+@pytest.mark.slow
 def test_a_failing_trial_is_explained_and_the_search_goes_on(tmp_path: Path) -> None:
     """By grid over a layout, a learning rate and a width that one model cannot have, under ASHA."""
     document = sweep_job(
@@ -115,11 +118,16 @@ def test_each_trial_prepares_the_text_that_its_values_ask_for(tmp_path: Path) ->
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("sampler", ["random", "tpe"])
+@pytest.mark.parametrize("sampler", ["random", "tpe", "two metrics"])
 def test_a_search_killed_at_any_moment_goes_on(tmp_path: Path, sampler: str) -> None:
     """The whole tree is killed twice; every trial is trained once and ends as in a search that nothing disturbed."""
     text = write_text(tmp_path / "corpus")
-    document = sweep_job(text, "quiet", sampler=sampler, concurrency=1, scheduler="asha", grace=4)
+    how: dict[str, Any] = {"sampler": sampler, "scheduler": "asha", "grace": 4}
+    if sampler == "two metrics":
+        how = {"sampler": "tpe", "metric": ["loss", "parameters"]}
+    document = sweep_job(text, "quiet", concurrency=1, **how)
+    if sampler == "two metrics":
+        document["tune"]["space"]["workload.changes.intermediate"] = {"integer": [16, 256]}
     assert orchestrator("tune", write_job(tmp_path, document, "quiet.yaml"), cwd=tmp_path).returncode == 0
     quiet = tmp_path / "runs" / "quiet"
     path = write_job(tmp_path, {**document, "name": "killed"})
@@ -145,6 +153,16 @@ def test_a_search_killed_at_any_moment_goes_on(tmp_path: Path, sampler: str) -> 
     assert {t["trial"]: t["steps"] for t in found["trials"]} == {
         t["trial"]: t["steps"] for t in totals["trials"]
     }
+    if sampler == "two metrics":
+        assert (found["second"], found["frontier"]) == ("parameters", totals["frontier"])
+        for trial in found["trials"]:
+            tensors = Store(str(sweep / trial["trial"] / "checkpoints")).latest().tensors
+            counts = [math.prod(each.shape) for name, each in tensors.items() if name.startswith("model.")]
+            assert trial["second"] == sum(counts)
+        for name in found["frontier"]:
+            wanted = next(each["config"] for each in found["trials"] if each["trial"] == name)
+            made = yaml.safe_load((sweep / f"frontier-{name}.yaml").read_text())
+            assert made["workload"]["changes"]["intermediate"] == wanted["workload.changes.intermediate"]
     again = orchestrator("tune", path, "--json", cwd=tmp_path)
     assert again.returncode == 0
     assert json.loads(again.stdout)["sweep"]["best"] == json.loads(done.stdout)["sweep"]["best"]

@@ -18,7 +18,7 @@ import typer
 import yaml
 
 from orchestrator.cli.app import app
-from orchestrator.config.chain import COMPRESS, CompressSpec
+from orchestrator.config.chain import parse_chain
 from orchestrator.config.document import STAGES
 from orchestrator.config.spec import parse
 from orchestrator.evaluate.task_files import read_task
@@ -93,8 +93,10 @@ def test_a_file_is_read(text: str, tmp_path: Path) -> None:
     elif "device" in document:
         assert cluster_file.load(path).device == document["device"]
     else:
-        whole = {} if STAGES in document else yaml.safe_load(job_text("text", ["my/*.txt"]))
-        whole = within({"data": {"validation": {"share": 0.1}}}, whole)
+        is_whole = STAGES in document or {"name", "workload", "data"} <= document.keys()
+        whole = {} if is_whole else yaml.safe_load(job_text("text", ["my/*.txt"]))
+        if not is_whole:
+            whole = within({"data": {"validation": {"share": 0.1}}}, whole)
         if "samples" in document.get("data", {}):
             whole["workload"] = {"model": "ext:clip"}
         for each in alternatives(document):
@@ -102,12 +104,11 @@ def test_a_file_is_read(text: str, tmp_path: Path) -> None:
 
 
 def check_job(document: dict[str, Any]) -> None:
-    """It is a job; of a chain each stage is, with what they share."""
-    stages = document.pop(STAGES, [{}])
-    if compress := document.pop(COMPRESS, None):
-        CompressSpec.model_validate(compress)
-    for stage in stages:
-        parse(within(stage, document))
+    """It is a job, or a chain."""
+    if STAGES in document:
+        parse_chain(document)
+    else:
+        parse(document)
 
 
 COMMANDS = [

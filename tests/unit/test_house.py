@@ -382,7 +382,7 @@ def brought(modules: Sequence[str]) -> dict[str, list[str]]:
     code += "    importlib.import_module(module)\n    found[module] = sorted({*heavy} & {*sys.modules})\n"
     asked = json.dumps({module: LIGHT[module] for module in modules})
     command = [sys.executable, "-c", f"{code}print(json.dumps(found))", asked]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=60)
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=600)
     assert done.returncode == 0, done.stderr
     found: dict[str, list[str]] = json.loads(done.stdout)
     return found

@@ -231,7 +231,8 @@ def check_scheme(model: nn.Module, blocks: Iterable[nn.Module], scheme: Scheme) 
     every = linear_weights(model, blocks, (nn.Linear,))
     if missing := scheme.unmatched(every):
         shown = ", ".join(sorted(every)[:3]) or "none"
-        raise WorkloadError(f"{missing!r} matches no weight of a linear layer in a block, such as {shown}")
+        kind = "quantised weight" if missing in scheme.int8 else "weight"
+        raise WorkloadError(f"{missing!r} matches no {kind} of a linear layer in a block, such as {shown}")
     chosen = scheme.chosen(every)
     if not chosen:
         raise WorkloadError("keep leaves no linear layer to quantise; leave some patterns out")
@@ -248,9 +249,9 @@ def check_scheme(model: nn.Module, blocks: Iterable[nn.Module], scheme: Scheme) 
 @torch.no_grad()
 def quantise_for_inference(model: nn.Module, blocks: Iterable[nn.Module], scheme: Scheme) -> None:
     """Round the weights of a whole model in place, and let its layers round their inputs if the scheme does."""
-    for module in quantised_layers(model, blocks, scheme).values():
+    for name, module in quantised_layers(model, blocks, scheme).items():
         assert isinstance(module, nn.Linear)
-        module.weight.copy_(fake_quantised(module.weight, scheme))
+        module.weight.copy_(fake_quantised(module.weight, scheme.of(name)))
         if scheme.activations:
             module.register_forward_pre_hook(_round_tokens)
 

@@ -8,7 +8,7 @@ int8 and int4 are those of compressed-tensors, symmetric. q8_0 and q4_0 are thos
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from typing import Literal
 
@@ -29,6 +29,7 @@ class Scheme:
         activations: whether the input of a layer is rounded to int8, with a scale for each token.
         match: patterns (fnmatch) of the parameters that are quantised, among the weights of linear layers of blocks.
         keep: patterns of those that stay in full precision.
+        int8: patterns of the quantised ones that have the format int8, where the others have `weights`.
     """
 
     weights: Format
@@ -36,11 +37,18 @@ class Scheme:
     activations: bool = False
     match: tuple[str, ...] = ("*",)
     keep: tuple[str, ...] = ()
+    int8: tuple[str, ...] = ()
 
     @property
     def bits(self) -> int:
-        """Return the bits of a weight, without its share of the scale."""
+        """Return the bits of a weight, without its share of the scale, unless a pattern of `int8` matches it."""
         return BITS[self.weights]
+
+    def of(self, name: str) -> Scheme:
+        """Return how the weight of this name is rounded: a scheme with one format."""
+        if not self.int8:
+            return self
+        return replace(self, weights="int8" if _matches(name, self.int8) else self.weights, int8=())
 
     @property
     def is_of_gguf(self) -> bool:
@@ -59,8 +67,16 @@ class Scheme:
 
     def unmatched(self, names: Collection[str]) -> str:
         """Return the first pattern that matches none of the names; empty if each matches one."""
-        every = (*self.match, *self.keep)
-        return next((each for each in every if not any(fnmatchcase(name, each) for name in names)), "")
+        of_names = ((names, (*self.match, *self.keep)), (self.chosen(names), self.int8))
+        return next(
+            (
+                each
+                for known, patterns in of_names
+                for each in patterns
+                if not any(fnmatchcase(name, each) for name in known)
+            ),
+            "",
+        )
 
 
 def _matches(name: str, patterns: Iterable[str]) -> bool:

@@ -413,7 +413,7 @@ class OwnWorkload:
         """See Workload.hf_tensors."""
         raise WorkloadError(f"{self.name} is exported as an own model")
 
-    def hf_weights(self, chosen: Collection[str]) -> Collection[str]:
+    def hf_weights(self, chosen: Collection[str]) -> Mapping[str, Sequence[str]]:
         """See Workload.hf_weights."""
         raise WorkloadError(f"{self.name} is an own model, and those are exported in full precision")
 

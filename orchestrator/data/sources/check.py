@@ -36,6 +36,7 @@ def check_sources(
 
     if data.samples is not None:
         return
+    check_own_rows_have_place(data)
     files = sources.resolve(data.sources, on_error=data.on_error)
     size = sum(file.plain_size for file in files)
     if objective in COLUMNS and not size:
@@ -48,6 +49,15 @@ def check_sources(
     _check_rows(data.sources, files, "data.sources", objective, begins)
     if begins and data.clean:
         _check_columns_of_steps(data.clean, files)
+
+
+def check_own_rows_have_place(data: DataSpec) -> None:
+    """Check that the job names a folder for the rows that functions of the user make. Raises InputError."""
+    if data.cache is None and any(source.own is not None for source in data.sources):
+        problem = "is unset, and rows of `own` are written there"
+        raise InputError(
+            problem, "data.cache", "give a folder that all nodes see; on one machine, any folder"
+        )
 
 
 def _check_columns_of_steps(steps: Sequence[CleanStep], files: Sequence[SourceFile]) -> None:

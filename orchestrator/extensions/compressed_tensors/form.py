@@ -20,7 +20,7 @@ def _write(plain: Plain) -> Written:
 
     assert plain.scheme is not None
     assert plain.chosen is not None
-    kept = export_compressed(plain.folder, plain.target, plain.scheme, plain.chosen)
+    kept = export_compressed(plain.folder, plain.target, plain.chosen)
     try:
         with contextlib.redirect_stderr(io.StringIO()):  # progress bars of compressed-tensors
             apart = plain.difference(plain.scheme)

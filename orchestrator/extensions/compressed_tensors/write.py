@@ -6,7 +6,7 @@ config.json names the format in `quantization_config`; each quantised weight is 
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -22,16 +22,16 @@ from workloads.model.scheme import Scheme
 
 HINT = "export it without quantisation"
 WEIGHT = ".weight"
+PACKED = "pack-quantized"
 
 
-def export_compressed(plain: str, folder: str, scheme: Scheme, chosen: Collection[str]) -> list[str]:
+def export_compressed(plain: str, folder: str, chosen: Mapping[str, Scheme]) -> list[str]:
     """Write the export in `plain` to `folder` with quantised weights.
 
     Args:
         plain: an export for transformers.
         folder: where to write.
-        scheme: the format, int8 or int4.
-        chosen: transformers' names of the weights to quantise.
+        chosen: transformers' names of the weights to quantise, each with its format, int8 or int4.
 
     Returns the linear layers that stay in full precision. Raises WorkloadError if the class stores one of the weights
     in something other than a linear layer, or if rows have no whole groups.
@@ -47,9 +47,9 @@ def export_compressed(plain: str, folder: str, scheme: Scheme, chosen: Collectio
             f"compressed-tensors quantises those; {HINT}"
         )
     kept = sorted(linear - layers)
-    described = _described(scheme, kept)
+    described = _described(chosen, kept)
     weights = Weights(plain)
-    write(_tensors(weights, frozenset(chosen), scheme, described), folder)
+    write(_tensors(weights, chosen, described), folder)
     copy_others(plain, folder)
     config["quantization_config"] = described.to_dict()
     (Path(folder) / "config.json").write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
@@ -66,46 +66,56 @@ def _linear_layers(plain: str, config: dict[str, Any]) -> set[str]:
     return {name for name, module in model.named_modules() if type(module) is nn.Linear}
 
 
-def _described(scheme: Scheme, kept: list[str]) -> Any:
-    """Return compressed-tensors' configuration of a scheme."""
-    from compressed_tensors.quantization import (
-        QuantizationArgs,
-        QuantizationConfig,
-        QuantizationScheme,
-        QuantizationStatus,
-    )
+def _described(chosen: Mapping[str, Scheme], kept: list[str]) -> Any:
+    """Return compressed-tensors' configuration of layers with one or two formats."""
+    from compressed_tensors.quantization import QuantizationConfig, QuantizationStatus
 
-    how = {"strategy": "group", "group_size": scheme.group} if scheme.group else {"strategy": "channel"}
-    weights = QuantizationArgs(num_bits=scheme.bits, symmetric=True, **how)
-    tokens = QuantizationArgs(num_bits=8, symmetric=True, strategy="token", dynamic=True)
-    in_bytes = scheme.activations and scheme.bits == 8
-    form = "int-quantized" if in_bytes else "pack-quantized"
-    group = QuantizationScheme(
-        targets=["Linear"],
-        weights=weights,
-        input_activations=tokens if scheme.activations else None,
-        format=form,
-    )
+    schemes = sorted(set(chosen.values()), key=lambda each: each.bits)
+    form = "int-quantized" if all(each.activations and each.bits == 8 for each in schemes) else PACKED
+    groups = {
+        f"group_{number}": _group(
+            each,
+            form,
+            # Names and not the class where there are two formats: a reader need not know which group comes first.
+            ["Linear"]
+            if len(schemes) == 1
+            else [name.removesuffix(WEIGHT) for name in sorted(chosen) if chosen[name] == each],
+        )
+        for number, each in enumerate(schemes)
+    }
     return QuantizationConfig(
-        config_groups={"group_0": group},
+        config_groups=groups,
         format=form,
         ignore=kept,
         quantization_status=QuantizationStatus.COMPRESSED,
     )
 
 
-def _tensors(
-    weights: Weights, chosen: frozenset[str], scheme: Scheme, described: Any
-) -> Iterator[tuple[str, Tensor]]:
+def _group(scheme: Scheme, form: str, targets: list[str]) -> Any:
+    from compressed_tensors.quantization import QuantizationArgs, QuantizationScheme
+
+    how = {"strategy": "group", "group_size": scheme.group} if scheme.group else {"strategy": "channel"}
+    weights = QuantizationArgs(num_bits=scheme.bits, symmetric=True, **how)
+    tokens = QuantizationArgs(num_bits=8, symmetric=True, strategy="token", dynamic=True)
+    return QuantizationScheme(
+        targets=targets,
+        weights=weights,
+        input_activations=tokens if scheme.activations else None,
+        format=form,
+    )
+
+
+def _tensors(weights: Weights, chosen: Mapping[str, Scheme], described: Any) -> Iterator[tuple[str, Tensor]]:
     """Yield the tensors of the export, one weight after another."""
     from compressed_tensors.compressors import BaseCompressor
 
-    group = described.config_groups["group_0"]
+    group_of = {group.weights.num_bits: group for group in described.config_groups.values()}
     compressor = BaseCompressor.get_value_from_registry(described.format)
     for name in weights.names:
         if name not in chosen:
             yield name, weights.read(name)
             continue
+        scheme = chosen[name]
         weight = weights.read(name).float()
         if not scheme.fits(weight.shape[1]):
             raise WorkloadError(
@@ -114,5 +124,5 @@ def _tensors(
             )
         state = {"weight": weight, "weight_scale": quantise(weight, scheme)[1].squeeze(-1)}
         layer = name.removesuffix(WEIGHT)
-        for leaf, tensor in compressor.compress(state, group).items():
+        for leaf, tensor in compressor.compress(state, group_of[scheme.bits]).items():
             yield f"{layer}.{leaf}", tensor

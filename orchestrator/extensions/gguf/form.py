@@ -30,4 +30,5 @@ FORM = ExportForm(
     numbers=("f32", "f16", "bf16", "q8_0", "q4_0"),
     usual="f16",
     rounded=("q8_0", "q4_0"),
+    stores=lambda scheme: scheme.is_of_gguf,
 )

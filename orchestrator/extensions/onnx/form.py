@@ -19,6 +19,8 @@ def _check(about: Mapping[str, Any], paired: bool) -> None:
 def _write(plain: Plain) -> Written:
     from orchestrator.extensions.onnx.write import export_onnx
 
+    if plain.chosen is not None:
+        return export_onnx(plain.folder, plain.target, plain.chosen)
     export_onnx(plain.folder, plain.target)
     if plain.numbers not in (DYNAMIC, STATIC):
         return Written()
@@ -37,4 +39,5 @@ FORM = ExportForm(
     numbers=("f32", DYNAMIC, STATIC),
     usual="f32",
     rounded=(DYNAMIC, STATIC),
+    stores=lambda scheme: scheme.weights == "int8" and not scheme.group,
 )

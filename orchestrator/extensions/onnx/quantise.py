@@ -13,12 +13,11 @@ import json
 import logging
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 
-from orchestrator.extensions.onnx.write import FILE, LENGTHS, tried_batch
+from orchestrator.extensions.onnx.write import FILE, LENGTHS, session_of, tried_batch
 from workloads.workload import Batch
 
 QUANTISED = ("MatMul", "Gemm", "Gather")
@@ -90,7 +89,7 @@ class _Reader:
     """Gives onnxruntime one batch at a time."""
 
     def __init__(self, plain: Path, samples: Iterable[Batch]) -> None:
-        self._inputs = [each.name for each in _session(plain).get_inputs()]
+        self._inputs = [each.name for each in session_of(plain).get_inputs()]
         self._samples: Iterator[Batch] = iter(samples)
 
     def get_next(self) -> dict[str, np.ndarray] | None:
@@ -121,7 +120,7 @@ def kept_in_model(folder: str) -> list[str]:
 def _apart(plain: Path, path: Path, folder: str) -> float:
     config = json.loads((Path(folder) / "config.json").read_text())
     size, pad = config["vocab_size"], config.get("pad_token_id")
-    exact, rounded = _session(plain), _session(path)
+    exact, rounded = session_of(plain), session_of(path)
     inputs = [each.name for each in exact.get_inputs()]
     longest = config.get("max_position_embeddings", LENGTHS[-1]) - 2
     worst = 0.0
@@ -135,14 +134,6 @@ def _apart(plain: Path, path: Path, folder: str) -> float:
             if not np.isfinite(actual).all():
                 raise RuntimeError("the quantised model's outputs are not finite; nothing was published")
     return worst
-
-
-def _session(path: Path) -> Any:
-    import onnxruntime
-
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = torch.get_num_threads()
-    return onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
 
 
 @contextlib.contextmanager

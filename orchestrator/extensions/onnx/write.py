@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import json
+import math
 import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
 
+from orchestrator.export.kinds import Written
+from orchestrator.extensions.onnx.rounded_layers import round_layers
 from workloads.errors import WorkloadError
 from workloads.hf.export.dcp_export import copy_others
 from workloads.hf.files.hf_config import GENERATOR
 from workloads.hf.files.weight_files import Weights
+from workloads.model.scheme import Scheme
 
 FILE = "model.onnx"
 ENCODERS = ("bert", "roberta", "xlm-roberta", "distilbert", "ernie", "albert", "electra")
@@ -26,14 +30,24 @@ TOLERANCE = 1e-4
 differently.
 """
 LENGTHS = (1, 7, 32, 61)
+Outputs: TypeAlias = tuple[dict[str, Tensor], dict[str, Tensor]]
+"""A batch, and a model's outputs for it."""
 
 
-def export_onnx(plain: str, folder: str) -> None:
-    """Write the export in `plain` to `folder`/model.onnx (fp32), for batches of any size and length, with
-    configuration and tokenizer.
+def export_onnx(plain: str, folder: str, chosen: Mapping[str, Scheme] | None = None) -> Written:
+    """Write the export in `plain` to `folder`/model.onnx, for batches of any size and length, with configuration and
+    tokenizer.
 
-    Inputs and outputs have transformers' names. Raises WorkloadError if it is not an encoder, RuntimeError if
-    onnxruntime's results differ from torch's.
+    Inputs and outputs have transformers' names.
+
+    Args:
+        plain: an export for transformers.
+        folder: where to write.
+        chosen: transformers' names of the weights that are stored in int8, with their scheme, a scale for each row;
+            None for fp32. See `orchestrator.extensions.onnx.rounded_layers`.
+
+    Returns the differences of outputs: by rounding, and of onnxruntime's to torch's. Raises WorkloadError if it is not
+    an encoder, RuntimeError if onnxruntime's results differ from torch's.
     """
     import transformers
 
@@ -53,6 +67,8 @@ def export_onnx(plain: str, folder: str) -> None:
         of_tokens = [name for name in outputs if model(**tried)[name].shape[:2] == tried["input_ids"].shape]
     axes = {name: {0: "batch", 1: "sequence"} for name in (*inputs, *of_tokens)}
     axes |= {name: {0: "batch"} for name in outputs if name not in of_tokens}
+    exact = _tried(model, inputs) if chosen else []
+    kept = round_layers(model, chosen) if chosen else []
     wrapped = _Named(model, inputs, outputs).eval()  # the exporter restores this mode for all modules
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # warnings of the tracer about sizes, which are dynamic axes
@@ -61,7 +77,23 @@ def export_onnx(plain: str, folder: str) -> None:
             dynamic_axes=axes, opset_version=OPSET, dynamo=False,
         )  # fmt: skip
     copy_others(plain, folder)
-    _compare(model, inputs, outputs, Path(folder) / FILE)
+    wanted = _tried(model, inputs)
+    apart, where = _apart(wanted, _run(Path(folder) / FILE, outputs, wanted))
+    rounding = _apart(exact, wanted)[0] if chosen else None
+    if not apart <= _allowed(rounding, chosen):
+        raise RuntimeError(f"onnxruntime's {where} differ by {apart:.2e}; nothing was published")
+    return Written(apart, rounding, kept)
+
+
+def _allowed(rounding: float | None, chosen: Mapping[str, Scheme] | None) -> float:
+    """Return the largest allowed difference between onnxruntime's outputs and torch's.
+
+    Activations that are rounded depend on the order of sums, as both round a few to different integers, and the next
+    layers more of them. Then both are at most as far from each other as from the model in full precision.
+    """
+    if rounding is None or not any(scheme.activations for scheme in (chosen or {}).values()):
+        return TOLERANCE
+    return max(TOLERANCE, 2 * rounding)
 
 
 def check_onnx(config: Mapping[str, Any], paired: bool) -> None:
@@ -113,26 +145,52 @@ def tried_batch(size: int, padding: int | None, inputs: Sequence[str], length: i
     return {name: made[name] for name in inputs}
 
 
-def _compare(model: Any, inputs: Sequence[str], outputs: Sequence[str], path: Path) -> None:
+def _tried(model: Any, inputs: Sequence[str]) -> list[Outputs]:
+    """Return batches of several lengths, with the outputs of a model of transformers."""
+    longest = getattr(model.config, "max_position_embeddings", LENGTHS[-1]) - 2
+    result = []
+    for length in sorted({min(length, longest) for length in LENGTHS}):
+        batch = _batch(model, inputs, length)
+        with torch.no_grad():
+            result.append(
+                (batch, {name: each for name, each in model(**batch).items() if torch.is_tensor(each)})
+            )
+    return result
+
+
+def _run(path: Path, outputs: Sequence[str], tried: Sequence[Outputs]) -> list[Outputs]:
+    """Return the same batches with the outputs of onnxruntime."""
+    session = session_of(path)
+    result = []
+    for batch, _ in tried:
+        values = session.run(outputs, {name: tensor.numpy() for name, tensor in batch.items()})
+        result.append((batch, dict(zip(outputs, map(torch.from_numpy, values), strict=True))))
+    return result
+
+
+def _apart(expected: Sequence[Outputs], actual: Sequence[Outputs]) -> tuple[float, str]:
+    """Return the largest difference of outputs, without those of padding, as a share of the largest number above one,
+    and of which output it is.
+    """
+    worst, where = -1.0, ""
+    for (batch, one), (_, other) in zip(expected, actual, strict=True):
+        is_token = batch["attention_mask"].bool()
+        for name, found in other.items():
+            wanted = one[name]
+            if wanted.shape[:2] == is_token.shape:
+                wanted, found = wanted[is_token], found[is_token]
+            apart = float((wanted - found).abs().max() / wanted.abs().max().clamp(min=1))
+            if not apart <= worst:  # also if it is not a number
+                worst, where = apart, f"{name} of {is_token.shape[1]} tokens"
+                if not math.isfinite(apart):
+                    return math.inf, where
+    return worst, where
+
+
+def session_of(path: Path) -> Any:
+    """Return onnxruntime's session of a file."""
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = torch.get_num_threads()
-    session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
-    longest = getattr(model.config, "max_position_embeddings", LENGTHS[-1]) - 2
-    for length in sorted({min(length, longest) for length in LENGTHS}):
-        batch = _batch(model, inputs, length)
-        with torch.no_grad():
-            wanted = model(**batch)
-        outputs_of_onnx = session.run(outputs, {name: tensor.numpy() for name, tensor in batch.items()})
-        for name, actual in zip(outputs, map(torch.from_numpy, outputs_of_onnx), strict=True):
-            expected = wanted[name]
-            if expected.shape[:2] == batch["input_ids"].shape:
-                is_token = batch["attention_mask"].bool()
-                expected = expected[is_token]
-                actual = actual[is_token]
-            apart = float((expected - actual).abs().max() / expected.abs().max().clamp(min=1))
-            if not apart <= TOLERANCE:
-                raise RuntimeError(
-                    f"onnxruntime's {name} of {length} tokens differ by {apart:.2e}; nothing was published"
-                )
+    return onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])

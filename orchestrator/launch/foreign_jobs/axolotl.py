@@ -168,7 +168,10 @@ def _grpo_of_axolotl(job: ForeignJob) -> None:
     job.sources(
         "grpo", [(job.source(each["path"], str(each.get("split", "train"))), None, 1.0) for each in listed]
     )
-    fill_rollout_of_trl(job, arguments.section("trl"), arguments.number("sequence_len", default=512))
+    of_trl = arguments.section("trl")
+    fill_rollout_of_trl(job, of_trl, arguments.number("sequence_len", default=512))
+    of_trl.drop("use_vllm")
+    job.lines += [f"trl.{key}: not translated; {nearest}" for key, nearest in of_trl.left()]
     _batch(job)
     whole_groups(job)
     fill_training(job, DEFAULTS)

@@ -19,6 +19,7 @@ HERE_ANYWAY = (
     "tokenizer_type", "gradient_checkpointing_kwargs.use_reentrant", "dataset_num_proc", "preprocessing_num_workers",
     "use_flash_attention_2", "flash_attn", "logging_strategy", "logging_first_step", "save_strategy", "eval_strategy",
     "evaluation_strategy", "remove_unused_columns", "overwrite_cache", "plugins", "model_code_revision", "log_freq",
+    "shuffle_train_dataset",
 )  # fmt: skip
 """Keys whose effect is here whatever they say, or follows from others."""
 
@@ -151,6 +152,15 @@ def fill_rollout(
         )
 
 
+def option(job: ForeignJob, key: str, value: Any, names: Mapping[str, str]) -> str:
+    """Return this project's name for the value of an option; the first of them, with a note, if it has none."""
+    if (name := names.get(str(value).lower())) is not None:
+        return name
+    name = next(iter(names.values()))
+    job.lines.append(f"workload.options: {key} {value} is not here; {name} in its place")
+    return name
+
+
 def fill_rollout_of_trl(job: ForeignJob, keys: Given, prompt: float) -> None:
     """Set the keys of learning from rewards from TRL's own; `prompt` is the most tokens of a prompt."""
     fill_rollout(
@@ -160,6 +170,21 @@ def fill_rollout_of_trl(job: ForeignJob, keys: Given, prompt: float) -> None:
         prompt=prompt,
         temperature=keys.number("temperature", default=1.0),
         rewards=keys.take("reward_funcs") or [],
+    )
+    scales = {"group": "group", "true": "group", "batch": "batch", "none": "none", "false": "none"}
+    # dapo is TRL's default, and not that of this project.
+    losses = {"dapo": "dapo", "grpo": "grpo", "dr_grpo": "dr_grpo"}
+    scale, level = keys.take("scale_rewards"), keys.take("importance_sampling_level")
+    set_options(
+        job,
+        {
+            "loss_type": option(job, "loss_type", keys.take("loss_type", default="dapo"), losses),
+            "beta": keys.number("beta"),
+            "epsilon": keys.number("epsilon"),
+            "epsilon_high": keys.number("epsilon_high"),
+            "scale_rewards": None if scale is None else option(job, "scale_rewards", scale, scales),
+            "importance_sampling_level": level,
+        },
     )
 
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from orchestrator.config.errors import InputError
+from orchestrator.config.records import REWARDED
 from orchestrator.launch.foreign_jobs.common import (
     HERE_ANYWAY,
     TrainerDefaults,
@@ -17,7 +18,6 @@ from orchestrator.launch.foreign_jobs.common import (
 )
 from orchestrator.launch.foreign_jobs.job import ForeignJob
 from orchestrator.launch.foreign_jobs.read import SCRIPT, Given
-from orchestrator.launch.labelled_rows import labelled_rows
 
 
 def hf_trainer(job: ForeignJob) -> None:
@@ -26,12 +26,13 @@ def hf_trainer(job: ForeignJob) -> None:
     named = arguments.take("model_name_or_path", "model_name", "model", "config_name")
     job.model(named)
     arguments.drop("tokenizer_name", "tokenizer_name_or_path")
-    objective = _trainer_objective(job)
-    if objective == "grpo":
+    guess = _trainer_objective(job)
+    objective = job.asked or guess
+    if objective in REWARDED:
         fill_rollout_of_trl(job, arguments, arguments.number("max_prompt_length", default=512))
     _trainer_data(job, objective)
     job.chat_template(arguments.take("chat_template", "chat_template_path"))
-    if objective != "grpo":
+    if objective not in REWARDED:
         job.length(
             arguments.number(
                 "max_length",
@@ -41,9 +42,7 @@ def hf_trainer(job: ForeignJob) -> None:
                 "model_max_length",
             )
         )
-    if objective == "grpo":
-        set_options(job, {"beta": arguments.number("beta")})
-    elif objective != "conversation":
+    if objective not in REWARDED and objective != "conversation":
         set_options(job, {"beta": arguments.number("beta", "dpo_beta")})
     packs = job.part("workload")["objective"] in ("conversation", "causal_lm")
     if objective == "conversation" and packs and not arguments.flag("packing"):
@@ -53,7 +52,7 @@ def hf_trainer(job: ForeignJob) -> None:
         arguments.number("gradient_accumulation_steps", default=1),
         _devices(job),
     )
-    if objective == "grpo":
+    if objective in REWARDED:
         whole_groups(job)
     whose, lr = "Hugging Face's Trainer", 5e-5 if objective not in OF_TRL else None
     if objective in OF_TRL and (objective != "conversation" or _is_of_trl(job)):
@@ -69,18 +68,50 @@ def hf_trainer(job: ForeignJob) -> None:
             dora=arguments.flag("use_dora"),
             scaled=arguments.flag("use_rslora"),
         )
-    asks = arguments.flag("do_eval") or str(
-        arguments.take("eval_strategy", "evaluation_strategy", default="no")
-    ) not in ("no", "False")
-    every = arguments.number("eval_steps")
-    if asks and objective != "grpo" and "validation" not in job.part("data"):
+    strategy = str(arguments.take("eval_strategy", "evaluation_strategy", default="no"))
+    asks = arguments.flag("do_eval") or strategy not in ("no", "False")
+    steps, every = job.part("train")["steps"], arguments.number("eval_steps")
+    if strategy == "epoch":
+        every = job.epoch_steps
+    if asks and objective not in REWARDED and "validation" not in job.part("data"):
         job.part("data")["validation"] = {"share": 0.05}
         job.lines.append(
             "data.validation.share: 0.05 of the training data; name a split of its own with sources"
         )
-    if asks and every and every >= 1:
-        job.document["evaluate"] = {"every": int(every)}
+    if asks and "validation" in job.part("data"):
+        every = steps if not every else every if every >= 1 else max(1, every * steps)
+        job.document["evaluate"] = {"every": int(min(every, steps))}
     arguments.drop(*HERE_ANYWAY)
+    arguments.drop_defaults(TRAINER_DEFAULTS)
+
+
+TRAINER_DEFAULTS: Mapping[str, Sequence[Any]] = {
+    **dict.fromkeys((
+        "average_tokens_across_devices", "log_on_each_node", "logging_nan_inf_filter", "eval_do_concat_batches",
+        "dataloader_pin_memory", "dataloader_in_order", "skip_memory_metrics", "accelerator_config.even_batches",
+        "accelerator_config.use_seedable_sampler", "disable_dropout", "ds3_gather_for_generation", "shuffle_dataset",
+        "use_bias_correction_kl", "log_multimodal", "vllm_importance_sampling_correction", "save_safetensors",
+    ), (True,)),
+    **dict.fromkeys((
+        "top_p", "repetition_penalty", "num_iterations", "steps_per_generation", "vllm_tensor_parallel_size",
+        "sapo_temperature_pos", "top_entropy_quantile", "entropy_coef_max",
+    ), (1,)),
+    "include_num_input_tokens_seen": ("no",), "log_level_replica": ("warning",), "project": ("huggingface",),
+    "per_device_eval_batch_size": (8,), "hub_strategy": ("every_save",), "train_sampling_strategy": ("random",),
+    "length_column_name": ("length",), "ddp_timeout": (1800,), "local_rank": (-1, 0),
+    "truncation_mode": ("keep_start",), "packing_strategy": ("bfd",),
+    "loss_type": ("nll", "sigmoid", ["sigmoid"]), "f_divergence_type": ("reverse_kl",),
+    "f_alpha_divergence_coef": (0.5,), "discopop_tau": (0.05,), "ref_model_mixup_alpha": (0.6,),
+    "ref_model_sync_steps": (512,), "vllm_mode": ("colocate",), "vllm_model_impl": ("vllm",),
+    "vllm_server_host": ("0.0.0.0",), "vllm_server_port": (8000,), "vllm_server_timeout": (240,),
+    "vllm_group_port": (51216,), "vllm_gpu_memory_utilization": (0.3,),
+    "vllm_importance_sampling_mode": ("sequence_mask",), "vllm_importance_sampling_clip_max": (3,), "epsilon": (0.2,),
+    "sapo_temperature_neg": (1.05,), "vespo_k_pos": (2,), "vespo_lambda_pos": (3,), "vespo_k_neg": (3,),
+    "vespo_lambda_neg": (2,), "importance_sampling_level": ("token",), "scale_rewards": ("group",),
+    "multi_objective_aggregation": ("sum_then_normalize",), "entropy_coef_delta": (0.005,), "entropy_target": (0.2,),
+}  # fmt: skip
+"""Defaults of transformers' and TRL's arguments that are not empty, of keys without a place or with the same default
+here. A key whose default is another one here, such as `loss_type` of GRPO, is missing."""
 
 
 def _is_of_trl(job: ForeignJob) -> bool:
@@ -102,7 +133,8 @@ def _devices(job: ForeignJob) -> float:
 
 
 OF_TRL: Mapping[str, float] = {
-    "conversation": 2e-5, "dpo": 1e-6, "ipo": 1e-6, "kto": 1e-6, "orpo": 1e-6, "grpo": 1e-6, "reward": 1e-4,
+    "conversation": 2e-5, "dpo": 1e-6, "ipo": 1e-6, "kto": 1e-6, "orpo": 1e-6, "grpo": 1e-6,
+    "reinforce": 1e-6, "reward": 1e-4,
 }  # fmt: skip
 """TRL's default learning rate by objective (trl/trainer/*_config.py); that of the Trainer is 5e-5."""
 SCRIPTS: Mapping[str, str] = {
@@ -162,7 +194,8 @@ def _trainer_data(job: ForeignJob, objective: str) -> None:
         "datasets"
     )
     mixer = arguments.section("dataset_mixer")
-    arguments.drop("dataset_mixture.test_split_size dataset_mixture.seed dataset_configs validation_file")
+    arguments.drop("dataset_mixture.test_split_size dataset_mixture.seed dataset_configs")
+    held_out = arguments.take("validation_file", "eval_file")
     columns = str(field) if objective in ("causal_lm", "masked_lm") and isinstance(field, str) else None
     sources: list[tuple[str, Any, float]] = []
     if mixture:
@@ -178,19 +211,24 @@ def _trainer_data(job: ForeignJob, objective: str) -> None:
         sources = [(job.source(named or files, split, config, files=files), columns, 1.0)]
     else:
         raise InputError("names no data", "--from", "add dataset_name or train_file")
-    if objective == "conversation" and isinstance(field, str) and field not in ("messages", "conversations"):
-        objective, sources = "causal_lm", [(uri, field, weight) for uri, _, weight in sources]
-    objective_of_rows = _seen(sources)
-    if objective == "conversation" and objective_of_rows == "":
-        objective = _of_plain_rows(job, [uri for uri, _, _ in sources])
+    if objective == "conversation" and job.asked is None:
+        objective_of_rows = _seen(sources)
+        names_text = isinstance(field, str) and field not in ("messages", "conversations")
+        # Saved arguments of TRL name the column text, whatever the rows hold.
+        if names_text and objective_of_rows != "conversation":
+            objective, sources = "causal_lm", [(uri, field, weight) for uri, _, weight in sources]
+        elif objective_of_rows == "":
+            objective = _of_plain_rows(job, [uri for uri, _, _ in sources])
     job.sources(objective, sources)
+    if held_out:
+        job.held_out(str(held_out))
 
 
 def _of_plain_rows(job: ForeignJob, uris: list[str]) -> str:
     """Return what a model learns from rows of text: an encoder predicts labels if there are any, else hidden words."""
     if not job.is_encoder:
         return "causal_lm"
-    return "sequence_classification" if labelled_rows(uris, None, False, job.label_column) else "masked_lm"
+    return "sequence_classification" if any(job.labelled(uri) for uri in uris) else "masked_lm"
 
 
 def _seen(sources: list[tuple[str, Any, float]]) -> str | None:

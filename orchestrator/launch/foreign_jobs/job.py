@@ -12,11 +12,10 @@ from typing import Any
 
 from orchestrator.config.errors import InputError
 from orchestrator.config.records import COLUMNS, LABELLED, PREFERENCES, TALKING
-from orchestrator.launch.first_job import GPUS, OF_LABELLED
-from orchestrator.launch.first_rows import rows_at
+from orchestrator.launch.first_job import GPUS, OF_LABELLED, rows_for
 from orchestrator.launch.foreign_jobs.counted import counted, is_here, sequences_in
 from orchestrator.launch.foreign_jobs.read import Given
-from orchestrator.launch.labelled_rows import labelled_rows
+from orchestrator.launch.labelled_rows import Labelled, labelled_rows
 from orchestrator.optim.config import OptimizerSpec
 from orchestrator.optim.kinds import KINDS
 
@@ -41,19 +40,24 @@ class ForeignJob:
 
     Attributes:
         given: the keys of the other trainer.
+        asked: the objective that the user asks for; None for that of the configuration.
         document: the job file as an object.
         lines: what was assumed, and what is to do before the run.
         by_source: rows of the training data, by source; None for a source whose rows are not known.
+        epoch_steps: steps of an epoch; None if the rows are not known, or steps are given.
         uncounted: why the rows of a source are not known.
         label_column: the column with the label; None if the configuration names none.
     """
 
     given: Given
+    asked: str | None = None
     document: dict[str, Any] = field(default_factory=dict)
     lines: list[str] = field(default_factory=list)
     by_source: list[int | None] = field(default_factory=list)
     uncounted: list[str] = field(default_factory=list)
     label_column: str | None = None
+    epoch_steps: int | None = None
+    _labelled: dict[str, Labelled | None] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.document = {
@@ -123,6 +127,12 @@ class ForeignJob:
             self.lines.extend([todo] if todo not in self.lines else [])
         return uri
 
+    def labelled(self, uri: str) -> Labelled | None:
+        """Return what the rows of a source with labels are for; None without labels. The rows are read once."""
+        if uri not in self._labelled:
+            self._labelled[uri] = labelled_rows([uri], self.asked, False, self.label_column)
+        return self._labelled[uri]
+
     def sources(self, objective: str, sources: Sequence[tuple[str, Any, float]]) -> None:
         """Set the training data: URI, `field` (None to find out), and weight of each source."""
         made: list[dict[str, Any]] = []
@@ -130,21 +140,16 @@ class ForeignJob:
             count = counted(uri)
             self.by_source.append(count.rows)
             self.uncounted.extend([count.why_not] if count.why_not else [])
-            first_rows = rows_at(uri) if columns is None and is_here(uri) else None
-            if (
-                columns is None
-                and first_rows is not None
-                and (first_rows.objective == objective or objective not in COLUMNS)
-            ):
-                columns = first_rows.field
-            if (
-                objective in OF_LABELLED
-                and is_here(uri)
-                and (labelled := labelled_rows([uri], None, False, self.label_column))
-            ):
+            labelled = self.labelled(uri) if objective in OF_LABELLED and is_here(uri) else None
+            if labelled:
                 objective, columns = labelled.objective, labelled.field
-                self.part("data")["labels"] = [*labelled.labels]
-            elif objective in LABELLED:
+                if labelled.labels:
+                    self.part("data")["labels"] = [*labelled.labels]
+            elif columns is None and is_here(uri):
+                rows = rows_for(uri, self.asked)
+                fits = rows is not None and (rows.objective == objective or objective not in COLUMNS)
+                columns = rows.field if rows and fits else None
+            if not labelled and objective in LABELLED:
                 self.part("data").setdefault("labels", ["0", "1"])
                 self.lines.append(
                     "data.labels: assumed; list them, or run `init` again when the files are here"
@@ -162,6 +167,13 @@ class ForeignJob:
             made.append(source)
         self.part("data")["sources"] = made
         self.part("workload")["objective"] = objective
+
+    def held_out(self, uri: str) -> None:
+        """Evaluate on files of their own, whose rows have the columns of the training data."""
+        source: dict[str, Any] = {"uri": uri}
+        if (columns := self.part("data")["sources"][0].get("field")) is not None:
+            source["field"] = columns
+        self.part("data")["validation"] = {"sources": [source]}
 
     def chat_template(self, named: Any) -> None:
         """Name a chat template, if the tokenizer has none of its own."""
@@ -191,7 +203,8 @@ class ForeignJob:
         total = int(micro * accumulation * devices)
         self.part("train")["global_batch"] = max(1, total)
         self.lines.append(
-            f"train.global_batch: {total} = {micro:g} a device x {accumulation:g} accumulated x {devices:g} devices"
+            f"train.global_batch: {total} = {micro:g} per device x {accumulation:g} accumulation steps "
+            f"x {devices:g} devices"
         )
         if not self.given.flag("auto_find_batch_size"):
             self.part("parallel")["micro_batch"] = max(1, int(micro))
@@ -207,27 +220,30 @@ class ForeignJob:
         packed = self._sequences(length) if length else None
         if packed is not None:
             train["steps"] = max(1, math.ceil(packed * passes / batch))
+            self.epoch_steps = max(1, math.ceil(packed / batch))
             self.lines.append(
-                f"train.steps: {train['steps']:,} = about {packed:,.1f} sequences of {length} tokens, packed of rows, "
-                f"x {passes:g} epochs / {batch}; `data inspect JOB` counts them"
+                f"train.steps: {train['steps']:,} = {passes:g} epochs of about {packed:,.1f} sequences "
+                f"/ {batch} a step; a sequence packs rows into {length} tokens, and "
+                "`data inspect JOB` counts sequences"
             )
         elif self.rows:
             train["steps"] = max(1, math.ceil(self.rows * passes / batch))
+            self.epoch_steps = max(1, math.ceil(self.rows / batch))
             self.lines.append(
-                f"train.steps: {train['steps']:,} = {self.rows:,} rows x {passes:g} epochs / {batch}"
+                f"train.steps: {train['steps']:,} = {passes:g} epochs of {self.rows:,} rows / {batch} a step"
             )
         else:
             train["steps"] = STEPS
             unit = "sequences" if length else "rows"
             self.lines.append(
                 f"train.steps: {STEPS:,}, because {self.uncounted[0] if self.uncounted else 'there are no rows'}; "
-                f"{passes:g} epochs are {unit} x {passes:g} / {batch} steps"
+                f"for {passes:g} epochs set it to {passes:g} x {unit} / {batch}"
             )
         if length and packed is None:
             self.lines.append(
-                f"rows are packed into sequences of {length} tokens: {train['steps']:,} steps are more than "
-                f"{passes:g} epochs if rows are shorter; `data inspect JOB` counts the sequences, and "
-                f"{passes:g} epochs are sequences x {passes:g} / {batch} steps"
+                f"data.sequence_length: rows shorter than {length} tokens are packed, so {train['steps']:,} steps "
+                f"may be more than {passes:g} epochs; `data inspect JOB` counts the sequences; set "
+                f"train.steps to {passes:g} x sequences / {batch}"
             )
 
     def _packs(self) -> bool:

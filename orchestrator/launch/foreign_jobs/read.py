@@ -8,7 +8,7 @@ import operator
 import re
 import shlex
 import tomllib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,8 @@ VARIABLE = re.compile(r"\$(?:\{(?P<long>\w+)(?::?[-=](?P<usual>[^}]*))?\}|(?P<sh
 ASSIGNED = re.compile(
     r"^\s*(?:export\s+)?(?P<name>[A-Za-z_]\w*)=(?P<value>\"[^\"]*\"|'[^']*'|\$\(\(.*\)\)|[^\s;]*)\s*(?:#.*)?$"
 )
+PLACEHOLDER = re.compile(r"<[A-Z_]+_TOKEN>")
+"""What transformers writes for a key with a token, in place of its value."""
 SUM = re.compile(r"\$\(\((?P<sum>[^$]*?)\)\)")
 NUMBER = re.compile(r"-?\d+(\.\d*)?([eE][-+]?\d+)?")
 
@@ -87,6 +89,13 @@ class Given:
         """Count keys as used whose value says what is the case here anyway. A text may have several, with blanks."""
         for name in " ".join(names).split():
             self._take(name)
+
+    def drop_defaults(self, defaults: Mapping[str, Sequence[Any]]) -> None:
+        """Count keys as used whose value is a default: a saved configuration has them though nobody set them."""
+        for name, value in self._values.items():
+            is_placeholder = isinstance(value, str) and bool(PLACEHOLDER.fullmatch(value))
+            if is_placeholder or value in defaults.get(name, ()):
+                self._used.add(name)
 
     def left(self) -> Iterator[tuple[str, str]]:
         """Yield each key that asks for something and was not used, and what is nearest to it."""

@@ -8,6 +8,9 @@ from typing import Any
 
 import yaml
 
+from orchestrator.config.errors import InputError
+from orchestrator.launch.first_job import check_objective
+from orchestrator.launch.foreign_jobs.hf_trainer import hf_trainer
 from orchestrator.launch.foreign_jobs.job import ForeignJob
 from orchestrator.launch.foreign_jobs.read import read_foreign
 from orchestrator.launch.foreign_jobs.trainers import whose
@@ -37,11 +40,25 @@ class Translated:
         return head + "".join(f"# {' '.join(line.split())}\n" for line in notes) + body
 
 
-def translate(path: Path, name: str | None = None) -> Translated:
-    """Return the job of a configuration file or of a script that starts a trainer. Raises InputError."""
+def translate(path: Path, name: str | None = None, asked: str | None = None) -> Translated:
+    """Return the job of a configuration file or of a script that starts a trainer.
+
+    Args:
+        path: the file.
+        name: the name of the run; None for that of the configuration.
+        asked: the objective; None for that of the configuration.
+
+    Raises:
+        InputError: the file is for no trainer, or its rows do not fit the objective.
+    """
     arguments = read_foreign(path)
     fill = whose(arguments)
-    job = ForeignJob(arguments)
+    if asked is not None:
+        check_objective(asked)
+        if fill is not hf_trainer:
+            problem = f"a configuration of {fill.__name__} says its objective itself"
+            raise InputError(problem, "--objective", "leave it out, or change the job that is written")
+    job = ForeignJob(arguments, asked)
     fill(job)
     job.workers()
     if name is not None:

@@ -6,7 +6,7 @@ import re
 from typing import Any
 
 from orchestrator.config.errors import InputError
-from orchestrator.launch.foreign_jobs.common import fill_rollout, name_of, set_options
+from orchestrator.launch.foreign_jobs.common import fill_rollout, name_of, option, set_options
 from orchestrator.launch.foreign_jobs.job import ForeignJob
 
 
@@ -91,14 +91,32 @@ def _verl_rollouts(job: ForeignJob) -> None:
     _verl_optimizer(job, "actor_rollout_ref.actor.optim", lr, "constant", "actor_rollout_ref.actor.grad_clip")
     uses = arguments.flag("actor_rollout_ref.actor.use_kl_loss")
     weight = arguments.number("actor_rollout_ref.actor.kl_loss_coef", default=0.001)
-    set_options(job, {"beta": float(weight) if uses else None} if objective == "grpo" else {})
+    if objective == "grpo":
+        set_options(job, {"beta": float(weight) if uses else None} | _verl_loss(job))
     job.part("train")["precision"] = "bf16"
     _verl_model(job, "actor_rollout_ref.model")
     arguments.drop(
-        "actor_rollout_ref.actor.kl_loss_type actor_rollout_ref.model.use_remove_padding "
+        "actor_rollout_ref.model.use_remove_padding "
         "algorithm.use_kl_in_reward actor_rollout_ref.actor.use_dynamic_bsz "
         "trainer.nnodes"
     )
+
+
+def _verl_loss(job: ForeignJob) -> dict[str, Any]:
+    """Return the options of the loss of grpo, by verl's values where they are not this project's."""
+    arguments, actor = job.given, "actor_rollout_ref.actor"
+    modes = {"token-mean": "dapo", "seq-mean-token-mean": "grpo", "seq-mean-token-sum-norm": "dr_grpo"}
+    estimates = {"low_var_kl": "k3", "k3": "k3", "kl": "k1", "k1": "k1", "mse": "k2", "k2": "k2"}
+    mode = arguments.take(f"{actor}.loss_agg_mode", default="token-mean")
+    estimate = option(job, "kl_loss_type", arguments.take(f"{actor}.kl_loss_type", default="k3"), estimates)
+    scales = str(arguments.take("algorithm.norm_adv_by_std_in_grpo", default=True)).lower() != "false"
+    return {
+        "loss_type": option(job, "loss_agg_mode", mode, modes),
+        "kl": None if estimate == "k3" else estimate,
+        "epsilon": arguments.number(f"{actor}.clip_ratio_low", f"{actor}.clip_ratio"),
+        "epsilon_high": arguments.number(f"{actor}.clip_ratio_high"),
+        "scale_rewards": None if scales else "none",
+    }
 
 
 def _verl_optimizer(job: ForeignJob, section: str, lr: float | None, schedule: str, clip: str) -> None:

@@ -107,12 +107,12 @@ def frontier(rows: Sequence[Mapping[str, Any]], cost: Cost) -> Frontier:
         cost.title,
         dots,
         line=charts.path(stairs, x, y),
-        x_ticks=[(x(math.log10(value)), cost.text(value * cost.unit)) for value in _round_numbers(x)],
+        x_ticks=[(x(math.log10(value)), cost.text(value * cost.unit)) for value in round_numbers(x)],
         y_ticks=[(y(value), charts.number(value)) for value in charts.ticks(y.low, y.high, 6)],
     )
 
 
-def _round_numbers(x: Scale) -> list[float]:
+def round_numbers(x: Scale) -> list[float]:
     """Return at most about six round numbers on a logarithmic axis."""
     powers = range(math.floor(x.low), math.ceil(x.high) + 1)
     result = [times * 10.0**power for power in powers for times in (1, 2, 5)]

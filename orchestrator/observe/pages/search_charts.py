@@ -11,9 +11,25 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from orchestrator.observe.pages.charts import Axes, Point, Scale, Tick, axes, path, thin
+from orchestrator.observe.pages.charts import (
+    BOTTOM,
+    LEFT,
+    RIGHT,
+    TOP,
+    Axes,
+    Point,
+    Scale,
+    Tick,
+    axes,
+    number,
+    path,
+    thin,
+    ticks,
+)
+from orchestrator.observe.pages.exports_page import Dot, Frontier, round_numbers
 
 WIDTH, HEIGHT = 1040.0, 320.0
+FRONTIER_WIDTH = 760.0
 SIDE = 40.0
 ABOVE = 14.0
 BELOW = 34.0
@@ -92,11 +108,11 @@ def parallel(
     ]
     full = sorted((t["value"] for t in trials if t["state"] == "done"), reverse=mode == "max")
     lines = []
-    for number, trial in enumerate(trials):
+    for index, trial in enumerate(trials):
         kind, opacity = _kind(trial["trial"], trial["state"], best), 1.0
         if kind == "full":
             opacity -= (1.0 - WEAKEST) * full.index(trial["value"]) / max(len(full) - 1, 1)
-        points = [(float(index), column[0][number]) for index, column in enumerate(columns)]
+        points = [(float(place), column[0][index]) for place, column in enumerate(columns)]
         title = f"{trial['trial']}: {metric} {trial['value']:.5g}"
         lines.append(Line(kind, path(points, x, y), title, round(opacity, 2)))
     result = [
@@ -119,6 +135,59 @@ def curves(shown_curves: Sequence[Curve], best: str) -> Curves | None:
         drawn = path(thin(curve.points), frame.x, frame.y)
         lines.append(Line(kind, drawn, f"{curve.trial}: {curve.state}", end=end))
     return Curves(frame, sorted(lines, key=_order))
+
+
+def frontier(
+    trials: Sequence[Mapping[str, Any]], unbeaten: Sequence[str], metrics: Sequence[str]
+) -> Frontier:
+    """Return the picture of the first metric over the second. The line goes through the trials that no other one beats.
+
+    Args:
+        trials: the trials of sweep.json.
+        unbeaten: the names of those on the line, in order of the first metric, the best first.
+        metrics: the names of the two metrics.
+    """
+    shown = {t["trial"]: t for t in trials if None not in (t["value"], t["second"])}
+    numbers = [float(t["second"]) for t in shown.values()]
+    # The sizes of models differ by factors.
+    logarithmic = min(numbers) > 0 and max(numbers) > 4 * min(numbers)
+    points = {
+        name: (math.log10(t["second"]) if logarithmic else float(t["second"]), float(t["value"]))
+        for name, t in shown.items()
+    }
+    x = _with_room([point[0] for point in points.values()], LEFT, FRONTIER_WIDTH - RIGHT)
+    y = _with_room([point[1] for point in points.values()], HEIGHT - BOTTOM, TOP)
+    line: list[Point] = []
+    for name in unbeaten:
+        if line:  # between two trials, only what both reach is known
+            line.append((line[-1][0], points[name][1]))
+        line.append(points[name])
+    middle = (x.start + x.end) / 2
+    dots = [
+        Dot(x(px), y(py), name, "start" if x(px) < middle else "end", name in unbeaten)
+        for name, (px, py) in points.items()
+    ]
+    if logarithmic:
+        x_ticks = [(math.log10(value), number(value)) for value in round_numbers(x)]
+    else:
+        x_ticks = [(value, number(value)) for value in ticks(x.low, x.high, 7)]
+    return Frontier(
+        metrics[1],
+        sorted(dots, key=lambda dot: dot.on_frontier),
+        line=path(line, x, y),
+        x_ticks=[(x(value), text) for value, text in x_ticks],
+        y_ticks=[(y(value), number(value)) for value in ticks(y.low, y.high, 6)],
+        width=FRONTIER_WIDTH,
+        height=HEIGHT,
+        frame=(LEFT, FRONTIER_WIDTH - RIGHT, TOP, HEIGHT - BOTTOM),
+    )
+
+
+def _with_room(values: Sequence[float], start: float, end: float) -> Scale:
+    """Return the scale of an axis on which no value is at the edge."""
+    low, high = min(values), max(values)
+    room = 0.08 * (high - low) or 0.05 * abs(high) or 1.0
+    return Scale(low - room, high + room, start, end)
 
 
 def short_key(key: str) -> str:

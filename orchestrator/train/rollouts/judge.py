@@ -59,7 +59,7 @@ class Judge:
             progressed: called after each reward of an answer, and after each unit of a reward model.
 
         Raises:
-            InputError: if a reward fails whose `on_error` is stop.
+            InputError: if a reward fails whose `on_error` is stop, or a sum of rewards is too large.
         """
         answers: list[Answer] = []
         for prompt, drawn in asked:
@@ -77,19 +77,21 @@ class Judge:
                 for k, each in enumerate(drawn)
             ]
         rewards = self._scorer.score(answers, progressed)
-        for line in [*map(str, self._scorer.failures), *self._scorer.notes]:
-            print(f"reward: {line}", file=sys.stderr)  # goes to the rank's log
-        self._scorer.notes.clear()
-        for name, model in self.models.items():
+        for number, name in enumerate(reward.title for reward in self.rewards):
+            if name not in self.models:
+                continue
             values: list[float] = []
             for first in range(0, len(asked), self.together):
                 of_unit = asked[first : first + self.together]
-                values += model.score(
+                values += self.models[name].score(
                     [[*prompt.tokens, *each.tokens] for prompt, drawn in of_unit for each in drawn]
                 )
                 progressed()
-            for of_answer, value in zip(rewards, values, strict=True):
-                of_answer[name] = value
+            for answer, of_answer, value in zip(answers, rewards, values, strict=True):
+                of_answer[name] = self._scorer.of_model(number, answer, value)
+        for line in [*map(str, self._scorer.failures), *self._scorer.notes]:
+            print(f"reward: {line}", file=sys.stderr)  # goes to the rank's log
+        self._scorer.notes.clear()
         totals = weighted(self.rewards, rewards)
         scored = (
             Scored(each, answer.text, of_answer, total)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -65,3 +66,9 @@ class Rollout:
     prompts: list[Prompt]
     answers: list[list[Scored]]
     version: int
+
+
+def rate(answers: Iterable[list[Drawn]], seconds: float) -> dict[str, float]:
+    """Return the field of a row that says how fast all ranks' answers were generated; empty without answers."""
+    tokens = sum(len(answer.tokens) for each in answers for answer in each)
+    return {"generated_tokens_per_second": round(tokens / seconds, 3)} if tokens and seconds else {}

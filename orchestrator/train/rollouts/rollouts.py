@@ -29,7 +29,7 @@ from orchestrator.train.rollouts.ahead import Ahead, NextRollout, Pending
 from orchestrator.train.rollouts.config import RolloutSpec
 from orchestrator.train.rollouts.judge import Judge
 from orchestrator.train.rollouts.kept import KeptRollouts
-from orchestrator.train.rollouts.made import Rollout, Scored, Seconds
+from orchestrator.train.rollouts.made import Rollout, Scored, Seconds, rate
 from orchestrator.train.rollouts.passes import PassSpec
 from orchestrator.train.rollouts.prompts import Prompt, prompts_at, prompts_of_set
 from orchestrator.train.rollouts.rows import Rows
@@ -83,6 +83,8 @@ class Rollouts:
         info = self.context.rank_info
         self._division = Division(self.asked.together, self.asked.group, info.rank, self.layout.world)
         self._pending: Pending | None = None
+        self._asking = 0.0
+        """Seconds of asking for the next rollout. Without rollout workers this rank then generates its answers."""
         self.next = NextRollout(
             self.prompts_ahead, self.asked.group, self.asked.max_tokens, is_writer=info.rank == 0
         )
@@ -194,12 +196,14 @@ class Rollouts:
         mine = self._division.share(pending.steps, made.answers)
         everyone = gather_json([made.overlapped, mine])
         self.context.progressed()
-        self.seconds.generate += time.perf_counter() - started
+        waited = time.perf_counter() - started
+        self.seconds.generate += waited
         self.next.found = Ahead.of(pending, [share for _, share in everyone])
         overlapped = covered((begin, end) for spans, _ in everyone for begin, end in spans)
         return {
             "generate_seconds": round(self.seconds.generate, 6),
             "overlapped_seconds": round(overlapped, 6),
+            **rate(self.next.found.answers, self._asking + waited + overlapped),
         }
 
     def _make(self, engine: Engine, step: int, prompts: Sequence[list[Prompt]]) -> list[Rollout]:
@@ -215,6 +219,8 @@ class Rollouts:
         if ready is None:
             numbers = map(self._division.numbers, now)
             answers = list(map(self.answers, steps, now, numbers))
+        drawn = ([answer.drawn for answer in each] for of_step in answers for each in of_step)
+        speed = rate(drawn, self.seconds.generate)
         if following:
             self._ask(step, following)
         if ready is not None:  # scored while rollout workers generate
@@ -236,7 +242,7 @@ class Rollouts:
             "generate_seconds": round(self.seconds.generate, 6),
             "reward_seconds": round(self.seconds.reward, 6),
         }
-        made[0].metrics.update(seconds)
+        made[0].metrics.update(seconds | speed)
         return made
 
     def _ask(self, step: int, prompts: Sequence[list[Prompt]]) -> None:
@@ -244,7 +250,8 @@ class Rollouts:
         started = time.perf_counter()
         self.sampler.ask(self._division.ahead(prompts))
         self.context.progressed()
-        self.seconds.generate += time.perf_counter() - started
+        self._asking = time.perf_counter() - started
+        self.seconds.generate += self._asking
         self._pending = Pending.of(step, prompts)
 
     def _of_step(

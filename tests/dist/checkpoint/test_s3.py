@@ -58,7 +58,9 @@ def test_commit_restore_prune(bucket: str) -> None:
     assert {path.split("/")[0] for path in store.backend.list()} == {"LATEST", "step-00000003"}
 
 
-@pytest.mark.parametrize("fault", ["busy", "refuse", "deaf", "cut", "hang", "slow"])
+@pytest.mark.parametrize(
+    "fault", ["busy", "refuse", "deaf", "cut", "hang", pytest.param("slow", marks=pytest.mark.slow)]
+)
 def test_faults_pass(bucket: str, proxy: Any, fault: str) -> None:
     count, every = itertools.count(1), 8 if fault == "hang" else 3
     proxy.spoil = lambda line: fault if next(count) % every == 0 else ""

@@ -70,7 +70,13 @@ def files(bucket: str, proxy: Proxy, monkeypatch: pytest.MonkeyPatch) -> ObjectB
     return made
 
 
-@pytest.mark.parametrize("fault", LOST)
+@pytest.mark.parametrize(
+    "fault",
+    [
+        pytest.param(fault, marks=pytest.mark.slow) if fault in ("stall", "trickle") else fault
+        for fault in LOST
+    ],
+)
 def test_every_call_ends_while_a_fault_lasts_and_succeeds_after_it(
     files: ObjectBackend, proxy: Proxy, fault: str
 ) -> None:

@@ -44,7 +44,6 @@ EXACT = named(
     ("offload", {**FULL, "offload": "optimizer"}, {}),
     ("lamb", FULL, OPTIMIZERS["lamb"]),
     ("lars", TP, OPTIMIZERS["lars"]),
-    ("experts", {**DP, "ep": 2}, {**MODELS["moe"], **OPTIMIZERS["lamb"]}),
     ("lion", FULL, OPTIMIZERS["lion"]),
     ("muon", PP, OPTIMIZERS["muon"]),
     ("layers", PP, {"optimizer": {"layer_decay": 0.5}}),
@@ -59,6 +58,7 @@ EXACT_LATER = named(
     ("offload", {**DP, "offload": "optimizer"}, {}),
     ("lamb", TP, OPTIMIZERS["lamb"]),
     ("lars", DP, OPTIMIZERS["lars"]),
+    ("experts", {**DP, "ep": 2}, {**MODELS["moe"], **OPTIMIZERS["lamb"]}),
     ("experts", TP, {**MODELS["moe"], **OPTIMIZERS["lamb"]}),
     ("experts", {**FULL, "ep": 2}, {**MODELS["moe"], **OPTIMIZERS["lamb"]}),
     ("lion", PP, OPTIMIZERS["lion"]),
@@ -107,18 +107,24 @@ WIDER: dict[str, dict[str, Any]] = {
     }
 }
 """The same on four ranks."""
-HALVES = [TP, FULL, SPLIT]
-HALVES_LATER = [{"dp": 2, "zero": 1}, {"dp": 2, "zero": 2}]
-HALVES_OF_FOUR = [
-    {"pp": 2, "dp": 2, "zero": 1, "micro_batch": 1},
-    {"pp": 2, "dp": 2, "zero": 2, "micro_batch": 1},
-]
-"""Layouts in 16 bits, each with several micro-batches a step; the later ones are of the long suite, as are those of
-four ranks in fp16."""
 UNITS = {"bf16": 2**-8, "fp16": 2**-11, "fp8": 2**-8}
 """Unit roundoff; what linear layers round to 8 bits is the same numbers in every layout."""
-STAGES = (1, 2)
-"""ZeRO's, under which a class runs as it is in the default suite; `test_dropout` has the others."""
+HALVES_OF_FOUR = [{"pp": 2, "dp": 2, "zero": zero, "micro_batch": 1} for zero in (1, 2)]
+HALVES = [
+    ("bf16", TP),
+    ("bf16", FULL),
+    ("bf16", SPLIT),
+    ("fp16", TP),
+    ("fp8", FULL),
+    ("bf16", HALVES_OF_FOUR[0]),
+]
+HALVES_LATER = [
+    (precision, layout)
+    for precision in UNITS
+    for layout in (TP, FULL, SPLIT, {"dp": 2, "zero": 1}, {"dp": 2, "zero": 2}, *HALVES_OF_FOUR)
+    if (precision, layout) not in HALVES
+]
+"""Layouts in 16 and 8 bits, each with several micro-batches a step; the later ones are of the long suite."""
 BITWISE = {"steps": 16, "train": {"determinism": "bitwise", "virtual_shards": 4}}
 
 
@@ -151,20 +157,19 @@ def neox(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 @pytest.fixture(scope="module")
-def results(tmp_path_factory: pytest.TempPathFactory, gang: ProcessGang, neox: str) -> Results:
+def results(tmp_path_factory: pytest.TempPathFactory, gang: ProcessGang) -> Results:
     found = Results(tmp_path_factory.mktemp("modes"), gang)
     references = {r["id"]: r for r in (alone(n, f) for n, f in {**EXACT, **IN_8_BITS}.items())}
     precise = [precision_case(p, {}) for p in UNITS]
-    found.run(1, [*references.values(), *precise, bitwise(1), hf_class(-1, neox)])
-    halves = [precision_case(p, layout) for p in UNITS for layout in HALVES]
+    found.run(1, [*references.values(), *precise, bitwise(1)])
+    halves = [precision_case(*each) for each in HALVES if each[1] not in HALVES_OF_FOUR]
     tree = [bitwise(2), bitwise(2, steps=8, commit=True)]
     found.run(2, [case_of(n, f) for n, f in {**EXACT, **IN_8_BITS}.items()] + halves + tree)
-    found.run(2, [hf_class(zero, neox) for zero in STAGES])
     found.run(
         4,
         [case_of(n, f) for n, f in WIDER.items()]
         + [bitwise(4), bitwise(4, steps=8, restore=tree[1]["id"])]
-        + [precision_case("bf16", layout) for layout in HALVES_OF_FOUR],
+        + [precision_case(*each) for each in HALVES if each[1] in HALVES_OF_FOUR],
     )
     return found
 
@@ -236,10 +241,11 @@ def test_moments_in_8_bits_go_on_under_any_layout(results: Results) -> None:
     torch.testing.assert_close(results.of(other)["losses"], found["losses"], rtol=1e-5, atol=0)
 
 
-@pytest.mark.parametrize(
-    "zero", [zero if zero in STAGES else pytest.param(zero, marks=pytest.mark.slow) for zero in range(4)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("zero", range(4))
 def test_a_model_run_as_it_is_trains_under_every_zero_stage(results: Results, neox: str, zero: int) -> None:
+    """`test_dropout` has stages 0 and 3 in the default suite."""
+    results.run(1, [hf_class(-1, neox)])
     results.run(2, [hf_class(zero, neox)])
     check_equal(results.of(hf_class(zero)), results.of(hf_class(-1)))
 
@@ -247,10 +253,8 @@ def test_a_model_run_as_it_is_trains_under_every_zero_stage(results: Results, ne
 @pytest.mark.parametrize(
     ("precision", "layout"),
     [
-        *((precision, layout) for precision in UNITS for layout in HALVES),
-        *(("bf16", layout) for layout in HALVES_OF_FOUR),
-        *(pytest.param("fp16", layout, marks=pytest.mark.slow) for layout in HALVES_OF_FOUR),
-        *(pytest.param(p, layout, marks=pytest.mark.slow) for p in UNITS for layout in HALVES_LATER),
+        *HALVES,
+        *(pytest.param(*each, marks=pytest.mark.slow) for each in HALVES_LATER),
     ],
     ids=str,
 )

@@ -90,7 +90,8 @@ def test_the_same_weights_are_chosen_under_every_feature_of_a_layout(results: Re
     check_same_choice(results, LATER[world])
 
 
-@pytest.mark.parametrize("prune", [MOVES, pytest.param(MOVES_BY_PATTERN, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("prune", [MOVES, MOVES_BY_PATTERN])
 def test_scores_of_movement_choose_the_same_weights_under_any_layout(
     results: Results, prune: dict[str, Any]
 ) -> None:

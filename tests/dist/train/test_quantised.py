@@ -18,7 +18,7 @@ from cluster.workers.process_gang import ProcessGang
 from orchestrator.parallel.layout import Layout
 
 DECODER = {"name": "decoder", **MODELS["decoder"], "steps": 4}
-GROUPS = {"weights": "int4", "group": 16, "keep": ["layers.1.*"]}
+GROUPS = {"weights": "int4", "group": 16, "keep": ["layers.1.*"], "int8": ["*.output.*"]}
 TOKENS = {"weights": "int8", "group": "row", "activations": "dynamic"}
 ROWS = {"weights": "int8", "group": "row", "from_step": 2}
 BLOCKS = {"weights": "q4_0", "keep": ["*.attention.output.*"]}
@@ -42,8 +42,8 @@ LAYOUTS: dict[str, dict[str, Any]] = {
     "deepspeed3": {"dp": 2, "zero": 3, "engine": "deepspeed"},
 }
 QUICK = [
-    ("groups", "zero3"), ("groups", "tp"), ("groups", "pp"), ("rows", "dp"), ("rows", "sequence"), ("rows", "zbv"),
-    ("blocks", "tp"), ("rows", "deepspeed3"), ("tokens", "tp"), ("tokens", "zero3"), ("half", "tp"), ("half", "zero3"),
+    ("groups", "zero3"), ("groups", "tp"), ("rows", "dp"), ("rows", "sequence"), ("rows", "zbv"), ("blocks", "tp"),
+    ("rows", "deepspeed3"), ("tokens", "tp"), ("tokens", "zero3"), ("half", "tp"),
 ]  # fmt: skip
 LATER = [(scheme, layout) for scheme in SCHEMES for layout in LAYOUTS if (scheme, layout) not in QUICK]
 NEAR = {"rows": 1e-4}
@@ -122,7 +122,7 @@ def plain_loop(asked: dict[str, Any], found: dict[str, Any]) -> list[float]:
     for step in range(asked["steps"]):
         (batch,) = whole_batch(workload, spec, step)
         rounds = step >= quantize.get("from_step", 0)
-        weights = {n: straight_through(p, quantize) for n, p in model.named_parameters() if n in chosen}
+        weights = {n: straight_through(p, quantize, n) for n, p in model.named_parameters() if n in chosen}
         handles = []
         if rounds and quantize.get("activations") == "dynamic":
             modules = (model.get_submodule(n.removesuffix(".weight")) for n in sorted(chosen))
@@ -152,8 +152,10 @@ def whole_batch(workload: Any, spec: Any, step: int) -> list[dict[str, Tensor]]:
         torch.distributed.get_rank = get_rank
 
 
-def straight_through(weight: Tensor, quantize: dict[str, Any]) -> Tensor:
+def straight_through(weight: Tensor, quantize: dict[str, Any], name: str) -> Tensor:
     bits, group = int(quantize["weights"][3:]), quantize["group"]
+    if quantize.get("int8") and ".output." in name:
+        bits = 8
     how = {"strategy": "channel"} if group == "row" else {"strategy": "group", "group_size": group}
     args = QuantizationArgs(num_bits=bits, symmetric=True, **how)
     groups = weight.detach().unflatten(-1, (-1, weight.shape[1] if group == "row" else group))

@@ -74,6 +74,7 @@ def test_a_layout_gives_way_to_the_next_whose_trace_fits(resolved: ResolvedJob, 
     assert set(found.verdicts) <= set(reasons)
 
 
+@pytest.mark.slow
 def test_without_time_for_more_the_one_that_needs_least_is_taken(
     resolved: ResolvedJob, machine: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -137,6 +138,7 @@ def test_a_layout_that_is_known_to_fit_leaves_out_those_on_no_more_ranks(tmp_pat
     assert chosen(1).dp == 1
 
 
+@pytest.mark.slow
 def test_where_none_fits_in_the_time_the_first_stays_and_is_refused(
     resolved: ResolvedJob, machine: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

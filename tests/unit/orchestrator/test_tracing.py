@@ -75,6 +75,7 @@ def test_weights_gradients_and_state_are_those_of_the_layout() -> None:
     assert full.at_peak["communication"] > 0
 
 
+@pytest.mark.slow
 def test_moments_in_8_bits_are_held_as_such(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("orchestrator.optim.blocks.LEAST", 1000)
     for layout in ({}, {"tp": 2, "dp": 2, "zero": 1}):
@@ -115,6 +116,7 @@ def test_how_often_a_step_of_two_micro_batches_gathers_weights_and_sums_gradient
     assert round(bytes_of["reduce_scatter"] / weights, 1) == summed
 
 
+@pytest.mark.slow
 def test_in_a_pipeline_sharded_gradients_need_what_whole_ones_need() -> None:
     """By the trace, and by the formula that a search goes by."""
     case, train = case_of(0), {"global_batch": 16}
@@ -380,6 +382,7 @@ def test_gloo_reduces_a_copy_of_what_it_scatters(on_cpu: bool, copied: int) -> N
     assert recorder.held.total == whole.nbytes + part.nbytes
 
 
+@pytest.mark.slow
 def test_an_offloaded_optimiser_is_not_in_the_memory_of_the_gpu() -> None:
     """On a processor it is in the one memory that there is."""
     changes = {"hidden": 32, "heads": 4, "layers": 2, "max_positions": 64}

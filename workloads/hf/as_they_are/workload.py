@@ -333,9 +333,9 @@ class HuggingFaceWorkload:
         names: Collection[str] = self.config.bare.state_dict()
         return names
 
-    def hf_weights(self, chosen: Collection[str]) -> Collection[str]:
+    def hf_weights(self, chosen: Collection[str]) -> Mapping[str, Sequence[str]]:
         """See Workload.hf_weights."""
-        return [name.removeprefix(NETWORK) for name in chosen]
+        return {name.removeprefix(NETWORK): (name,) for name in chosen}
 
     def _export_config(self) -> Any:
         """Return the folder's configuration, with the decoder's start token and the end tokens of a text."""

@@ -109,23 +109,28 @@ def hf_names(config: TransformerConfig, shapes: Shapes) -> list[str]:
     return [name for name, _ in to_hf(family_of(config), config, shapes, blank.__getitem__)]
 
 
-def hf_weights(config: TransformerConfig, shapes: Shapes, chosen: Collection[str]) -> list[str]:
-    """Return the names of transformers' matrices that consist of our tensors `chosen`.
+def hf_weights(
+    config: TransformerConfig, shapes: Shapes, chosen: Collection[str]
+) -> dict[str, tuple[str, ...]]:
+    """Return the names of transformers' matrices that consist of our tensors `chosen`, with the tensors of each.
 
     Raises WorkloadError if one of them holds others too.
     """
-    marks = {name: torch.full((), float(name in chosen)).expand(shape) for name, shape in shapes.items()}
-    hf_names = []
+    numbers = {name: number for number, name in enumerate(chosen, 1)}
+    marks = {name: torch.full((), float(numbers.get(name, 0))).expand(size) for name, size in shapes.items()}
+    names = {float(number): name for name, number in numbers.items()}
+    result = {}
     for name, tensor in to_hf(family_of(config), config, shapes, marks.__getitem__):
         low, high = (float(each) for each in tensor.aminmax())
-        if tensor.dim() != 2 or high != 1.0:
+        if tensor.dim() != 2 or high not in names:
             continue
-        if low != high:
+        found = [low] if low == high else tensor.unique().tolist()
+        if not found[0]:
             raise WorkloadError(
                 f"transformers joins quantised weights and others in {name}; quantise all of them or none"
             )
-        hf_names.append(name)
-    return hf_names
+        result[name] = tuple(names[number] for number in found)
+    return result
 
 
 def hf_config_of(

@@ -4,6 +4,7 @@ whose records do not name it; addresses of its nodes."""
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -132,15 +133,26 @@ def test_an_interruption_while_nodes_are_started_ends_those_that_are(
     assert [process.wait(10) for process in launched] == [-signal.SIGKILL] * 2
 
 
-def test_a_folder_with_a_long_path_is_told_with_the_mend(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        (
+            "OSError: validate_socket_filename failed: AF_UNIX path length cannot exceed 107 bytes: /a/b",
+            "/a/b; its sockets are below TMPDIR: set it to a shorter path",
+        ),
+        (
+            "Exception: The current node timed out during startup.",
+            "timed out during startup; try again when this machine has less to do",
+        ),
+    ],
+)
+def test_a_node_that_does_not_start_says_what_to_do(
+    line: str, says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     node = NodeSpec(str(tmp_path), "127.0.77.2")
-    (tmp_path / f"node-{node.ip}.log").write_text(
-        "OSError: validate_socket_filename failed: AF_UNIX path length cannot exceed 107 bytes: /a/b\n"
-    )
+    (tmp_path / f"node-{node.ip}.log").write_text(f"{line}\n")
     process = subprocess.Popen([sys.executable, "-c", ""])
     monkeypatch.setattr(node_processes, "launch_node", lambda *_, **__: process)
-    with pytest.raises(ClusterError, match="/a/b; its sockets are below TMPDIR: set it to a shorter path"):
+    with pytest.raises(ClusterError, match=re.escape(says)):
         start_nodes([node])
     process.wait(10)

@@ -35,6 +35,7 @@ def test_a_run_is_stopped_before_it_has_begun(tmp_path: Path) -> None:
     assert begun.summary == {}
 
 
+@pytest.mark.slow
 def test_it_finds_the_modules_that_this_process_finds(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -5,19 +5,22 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 from jobs import job
 
-from cluster.jobs.ray_jobs import Submission
+from cluster.jobs.ray_jobs import PENDING, RUNNING, Submission
 from orchestrator.api import run as module
 from orchestrator.api.job import Job
 from orchestrator.api.run import Run, RunFailed, load_run
 from orchestrator.api.start import run, submit
 from orchestrator.config.errors import InputError
+from orchestrator.config.outcome import Outcome
 from orchestrator.config.spec import dump, parse
+from orchestrator.controller.state import Phase
 from orchestrator.launch import active_controller
+from orchestrator.observe.last_status import LOST, WAITING, WAITS
 from orchestrator.storage.run_directory import RunDir
 
 
@@ -164,3 +167,17 @@ def test_arguments_of_a_wrong_kind_are_refused_before_anything_is_done(
     with pytest.raises(InputError, match=rf"^{where}: "):
         start(**given)
     assert not (tmp_path / "run").exists()
+
+
+def test_a_run_whose_process_has_not_ended_is_not_deleted(begun: RunDir) -> None:
+    with pytest.raises(InputError, match=r"has not ended; Run\.stop\(\) ends it"):
+        submitted(begun, "done").delete()
+    assert Path(begun.path).exists()
+
+
+def test_the_states_of_a_run_are_all_described() -> None:
+    described = Run.state.__doc__ or ""
+    phases = {*get_args(Phase)} - {*WAITS}
+    assert [
+        each for each in (*phases, WAITING, LOST, PENDING, RUNNING, *Outcome) if f'"{each}"' not in described
+    ] == []

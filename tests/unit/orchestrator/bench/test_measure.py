@@ -137,6 +137,7 @@ def test_a_share_is_below_one_for_the_worse_model_whatever_the_metric() -> None:
     assert other.share("perplexity", first) == pytest.approx(0.8)
 
 
+@pytest.mark.slow
 def test_an_export_that_cannot_be_loaded_is_named_and_leaves_no_process(tmp_path: Path) -> None:
     good = saved(transformers.BertForSequenceClassification(BERT), tmp_path / "good")
     bad = saved(transformers.BertForSequenceClassification(BERT), tmp_path / "bad")

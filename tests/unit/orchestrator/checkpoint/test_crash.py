@@ -169,6 +169,7 @@ def test_posix_sample(in_memory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert found_in(posix_problems(in_memory, monkeypatch, each=2000), 1500) == []
 
 
+@pytest.mark.slow
 def test_object_store_sample() -> None:
     assert found_in(object_problems(each=1000), 1000) == []
 

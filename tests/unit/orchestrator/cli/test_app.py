@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import typer
 from jobs import job, write_job
+from thin import every
 
 from orchestrator.cli import run
 from orchestrator.cli.app import _guarded, call
@@ -207,7 +208,7 @@ def test_what_is_not_for_this_user_is_told_in_a_line(
     assert capsys.readouterr().err.startswith(f"orchestrator: {says}")
 
 
-@pytest.mark.parametrize("unbuffered", ["", "1"])
+@pytest.mark.parametrize("unbuffered", every(2, ["", "1"]))
 @pytest.mark.parametrize(
     ("words", "to", "code"),
     [
@@ -241,6 +242,7 @@ def test_a_folder_that_was_removed_is_said(
     assert (said.code, said.err) == (2, line)
 
 
+@pytest.mark.slow
 def test_what_an_encoding_lacks_does_not_end_a_command(runs: Path) -> None:
     """As the bars of a curve, in ASCII."""
     done = subprocess.run(

@@ -53,6 +53,7 @@ def document(tmp_path: Path) -> dict[str, Any]:
     }
 
 
+@pytest.mark.slow
 def test_the_memory_of_a_plan_is_traced_on_a_sample(
     command: Any, tmp_path: Path, document: dict[str, Any]
 ) -> None:

@@ -12,8 +12,10 @@ from typing import Any
 import pytest
 import yaml
 
+from orchestrator.api.run import load_run
 from orchestrator.checkpoint.commit_store import Store
 from orchestrator.checkpoint.pins import hold
+from orchestrator.config.errors import InputError
 from orchestrator.storage.process_identity import lineage
 from orchestrator.storage.run_directory import RunDir
 
@@ -100,6 +102,19 @@ def test_one_that_a_command_has_just_taken_up_is_not_removed(command: Any, folde
         said = command("runs", folder, "--remove", "half", "--yes")
     assert (said.code, (folder / "half/job.yaml").exists()) == (2, True)
     assert "a controller drives this run" in said.err
+
+
+def test_python_removes_a_run_with_the_same_care(folder: Path) -> None:
+    run = load_run(folder / "half")
+    with RunDir(run.uri).lock(), pytest.raises(InputError, match="a controller drives this run"):
+        run.delete()
+    hold(Store(f"{run.uri}/checkpoints"), 6, "an export")
+    with pytest.raises(InputError, match="is not removed: step 6 is held by an export"):
+        run.delete()
+    assert (folder / "half/job.yaml").exists()
+    again = load_run(folder / "again")
+    again.delete()
+    assert (again.state, (folder / "again").exists()) == ("unknown", False)
 
 
 def test_what_is_held_is_not_removed_and_what_refers_to_it_is_said(command: Any, folder: Path) -> None:

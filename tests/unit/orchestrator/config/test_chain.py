@@ -186,5 +186,69 @@ def test_the_schema_takes_chains_and_jobs() -> None:
     validator = Draft202012Validator(json.loads(schema()))
     for document in (usual(), job("a.txt")):
         validator.validate(document)
+    validator.validate(chain(LARGE, WORDS, SMALLER))
+    assert not validator.is_valid(chain(LARGE, WORDS | {"vocabulary": {"off": "stage:base"}}))
     for wrong in ({"stages": []}, {"stages": [{"seed": 1}]}, {"stages": [{"name": "a", "sed": 1}]}):
         assert not validator.is_valid(usual() | wrong)
+
+
+WORDS = {"name": "words", "vocabulary": {"of": "stage:base", "at_least": 2}}
+SMALLER = {
+    "name": "smaller",
+    "workload": {"model": "stage:words", "shrink": {"layers": [1]}},
+    "data": {"tokenizer": "stage:words"},
+    "distill": {"teacher": "stage:words"},
+}
+LARGE = BASE | {"checkpoint": {"export": "hf"}}
+
+
+def test_a_stage_that_removes_tokens_has_its_data_and_no_training() -> None:
+    distilled = {"checkpoint": {"export": "onnx"}, "prune": {"sparsity": 0.5, "steps": [1, 2]}}
+    found = parse_chain(chain(SMALLER, WORDS, LARGE | {"prune": None}, **distilled))
+    assert [stage.name for stage in found.stages] == ["base", "words", "smaller"]
+    words, smaller = found["words"], found["smaller"]
+    assert words.vocabulary is not None
+    assert (words.vocabulary.of, words.vocabulary.at_least, words.needs) == ("stage:base", 2, ("base",))
+    assert (words.job.workload.model, words.job.data.tokenizer) == ("hf:stage:base", "stage:base")
+    assert words.job.data.sources == found["base"].job.data.sources
+    assert (words.job.prune, words.job.checkpoint.export) == (None, "hf")
+    assert smaller.needs == ("words",)
+    assert found.tokenizer_origin(smaller) is words
+    for placed in (found, found.with_paths(Path("/here"))):
+        assert parse_chain(placed.document()) == placed
+    of_folder = parse_chain(chain({"name": "words", "vocabulary": {"of": "hf:base"}})).with_paths(
+        Path("/here")
+    )
+    job = of_folder["words"].job
+    assert (job.workload.model, job.data.tokenizer, job.checkpoint.export) == (
+        "hf:/here/base",
+        "/here/base",
+        None,
+    )
+    assert parse_chain(of_folder.document()) == of_folder
+
+
+@pytest.mark.parametrize(
+    ("stages", "wanted"),
+    [
+        ([LARGE, WORDS | {"vocabulary": {"at_least": 2}}], "stages.words.vocabulary: of: is missing"),
+        ([LARGE, WORDS | {"vocabulary": {"of": "stage:base", "at_least": 0}}],
+         "stages.words.vocabulary: at_least: should be greater"),
+        ([LARGE, WORDS | {"prune": {}, "workload": {"changes": {}}}],
+         "words removes tokens and trains nothing, so prune, workload.changes has no effect; leave it out"),
+        ([BASE, WORDS], "stages.words.vocabulary.of: base has no export for transformers; "
+         "set checkpoint.export of base to hf"),
+        ([LARGE, WORDS | {"vocabulary": {"of": "stage:base@4"}}], "a folder has no step; leave out @4"),
+        ([LARGE, SMALLER | {"workload": {"model": "stage:base"}, "data": {"tokenizer": "stage:base"}, "distill": None}],
+         "base trains the weights of a model; name it in workload.init_from, and give the model here"),
+        ([LARGE, WORDS, SMALLER | {"data": {"tokenizer": "stage:base"}}],
+         "stages.smaller.workload.model: the tokenizer is not that of words; set data.tokenizer to stage:words"),
+        ([LARGE, WORDS, {"name": "more", "workload": {"init_from": "stage:words"}}],
+         "stages.more.workload.init_from: words has no checkpoints; name it in workload.model"),
+    ],
+)  # fmt: skip
+def test_a_stage_that_removes_tokens_is_refused_in_one_line(stages: list[Any], wanted: str) -> None:
+    with pytest.raises(InputError) as found:
+        parse_chain(chain(*stages, checkpoint={"export": None}))
+    assert wanted in str(found.value)
+    assert "\n" not in str(found.value)

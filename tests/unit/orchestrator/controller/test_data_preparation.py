@@ -176,6 +176,7 @@ def test_a_gang_is_watched_while_the_store_is_silent(
     assert run.read_json("status.json")["phase"] == "done"
 
 
+@pytest.mark.slow
 def test_what_a_store_takes_to_store_rows_is_no_silence_of_the_ranks(
     spec: JobSpec, run: RunDir, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -178,6 +178,7 @@ def test_events_may_be_lost_too(tmp_path: Path) -> None:
     assert (record.attempts, record.step, record.events[0]["reason"]) == (2, 20, "resumed")
 
 
+@pytest.mark.slow
 def test_mlflow_has_the_numbers_of_what_is_lost(tmp_path: Path) -> None:
     """To the last bit; texts are told where events and manifests have them."""
     spec = spec_of(tracking={"uri": f"sqlite:///{tmp_path}/mlflow.db", "experiment": "lost"})

@@ -65,6 +65,7 @@ def test_it_is_collected_once(collected: tuple[Path, dict[str, Any]]) -> None:
     assert {p: p.stat().st_mtime_ns for p in folder.iterdir()} == before
 
 
+@pytest.mark.slow
 def test_it_is_the_same_again_where_it_is_not_whole(collected: tuple[Path, dict[str, Any]]) -> None:
     folder, summary = collected
     (folder / "numpy.txt").write_text("cut short")

@@ -268,7 +268,9 @@ def test_wrong_words_leave_no_directory(document: dict[str, Any], tmp_path: Path
 
 def test_a_run_is_not_begun_in_the_folder_of_a_search(document: dict[str, Any], run_dir: RunDir) -> None:
     run_dir.append("trials.jsonl", [{"trial": "0000", "event": "begun", "time": 1.0}])
-    with pytest.raises(InputError, match="is the folder of a search"):
+    with pytest.raises(
+        InputError, match=f"is the folder of a search; .* --run-dir {run_dir.uri}-run; or use tune"
+    ):
         start_run.run(parse(document), run_dir, None, None, lambda status: None)
     assert run_dir.rows("events.jsonl") == []
 

@@ -25,6 +25,7 @@ def test_a_database_has_its_name_when_it_is_whole_and_nothing_is_left_beside_it(
     assert MlflowClient(f"sqlite:///{database}").get_experiment_by_name("first") is not None
 
 
+@pytest.mark.slow
 def test_who_is_ended_while_it_is_made_leaves_no_database(tmp_path: Path) -> None:
     code = (
         "import os, sys; from sqlalchemy import event; from sqlalchemy.engine import Engine\n"
@@ -43,6 +44,7 @@ def test_who_is_ended_while_it_is_made_leaves_no_database(tmp_path: Path) -> Non
     client_of(f"sqlite:///{database}").create_experiment("second")
 
 
+@pytest.mark.slow
 def test_one_that_another_has_made_meanwhile_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     database = tmp_path / "mlflow.db"
     client_of(f"sqlite:///{database}").create_experiment("theirs")
@@ -50,6 +52,7 @@ def test_one_that_another_has_made_meanwhile_is_kept(tmp_path: Path, monkeypatch
     assert client_of(f"sqlite:///{database}").get_experiment_by_name("theirs") is not None
 
 
+@pytest.mark.slow
 def test_a_file_system_without_hard_links_has_one_too(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -65,6 +65,7 @@ def shown(client: Any, experiment: str) -> dict[str, tuple[str, int | None]]:
     return {run.info.run_name: (run.info.status, run.info.end_time) for run in found}
 
 
+@pytest.mark.slow
 def test_a_lost_run_ends_when_it_was_last_seen_with_all_its_rows(
     tmp_path: Path, store: str, client: Any
 ) -> None:

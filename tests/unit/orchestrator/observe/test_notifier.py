@@ -59,7 +59,7 @@ def event(phase: str = "train", **more: Any) -> dict[str, Any]:
 OCCASIONS: list[tuple[dict[str, Any], str | None]] = [
     (event("done"), "done"),
     (event("failed"), "failed"),
-    (event("stopped"), "landed"),
+    (event("stopped"), "stopped"),
     (event("stop", cause={"end": "still"}, first_fault="no step for 9 s"), "stalled"),
     (event("stop", cause={"end": "silent"}), "stalled"),
     (event("stop", cause={"end": "lost"}, first_fault="rank 1 died"), None),
@@ -78,6 +78,13 @@ OCCASIONS: list[tuple[dict[str, Any], str | None]] = [
 @pytest.mark.parametrize(("happened", "occasion"), OCCASIONS)
 def test_which_events_are_occasions(happened: dict[str, Any], occasion: str | None) -> None:
     assert occasion_of(happened) == occasion
+
+
+def test_a_job_file_may_have_the_earlier_name_of_a_stop() -> None:
+    assert NotifySpec.model_validate({"webhook": "https://a/b", "on": ["landed", "done"]}).on == (
+        "stopped",
+        "done",
+    )
 
 
 def test_a_message_says_what_slack_shows(hook: Hook) -> None:

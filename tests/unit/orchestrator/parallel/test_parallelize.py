@@ -35,6 +35,7 @@ def test_a_layer_that_is_recomputed_is_compiled_too(backend: str, monkeypatch: p
     torch.testing.assert_close(layer.weight.grad, plain)
 
 
+@pytest.mark.slow
 def test_a_compiled_layer_computes_its_products_again_where_recomputation_is_selective() -> None:
     """Inductor has them written into memory of its own, which is not there any more in the backward pass."""
     torch.manual_seed(0)

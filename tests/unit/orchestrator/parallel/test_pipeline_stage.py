@@ -29,6 +29,7 @@ def traced(schedule: str, micro_batches: int, precision: str = "fp32", gpu: int 
     return found.memory
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "schedule",
     ["1f1b", *(pytest.param(s, marks=pytest.mark.slow) for s in ("zbv", "interleaved", "zero_bubble"))],

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from nvidia_steps import CLOUD
 from published_steps import PTDP_1, PTDP_2, REPORT, SEQUENCE, TORCHTITAN, Published
+from thin import every
 
 from orchestrator.config.errors import InputError
 from orchestrator.config.spec import JobSpec, parse
@@ -79,7 +80,7 @@ SMALL += [
 ]
 
 
-@pytest.mark.parametrize("case", SMALL, ids=str)
+@pytest.mark.parametrize("case", every(3, SMALL), ids=str)
 def test_no_legal_layout_is_much_faster_than_the_chosen_one(case: tuple[str, str, int, int]) -> None:
     """Brute force over all that is legal, by no rule of the search."""
     model, device, workers, batch = case
@@ -105,10 +106,15 @@ def test_no_legal_layout_is_much_faster_than_the_chosen_one(case: tuple[str, str
 
 @pytest.mark.parametrize(
     "case",
-    [
-        pytest.param(case, marks=pytest.mark.slow) if case[2] == 24 and case[0] != "mixtral-8x7b" else case
-        for case in CASES
-    ],
+    every(
+        3,
+        (
+            pytest.param(case, marks=pytest.mark.slow)
+            if case[2] == 24 and case[0] != "mixtral-8x7b"
+            else case
+            for case in CASES
+        ),
+    ),
     ids=str,
 )
 def test_the_best_are_those_of_brute_force(case: tuple[str, str, int, int]) -> None:
@@ -145,7 +151,9 @@ def test_the_best_are_those_of_brute_force(case: tuple[str, str, int, int]) -> N
     assert len(found.candidates) + found.passed_over <= len(every)
 
 
-@pytest.mark.parametrize(("workers", "batch"), [(5, 8), (7, 24), (13, 64), (33, 64), (63, 1024)])
+@pytest.mark.parametrize(
+    ("workers", "batch"), every(2, [(5, 8), (7, 24), (13, 64), (33, 64), (63, 1024)], unpack=True)
+)
 def test_one_worker_more_is_never_worse(workers: int, batch: int) -> None:
     """Whatever number of them the degrees divide."""
     machine, shape = load("h100").machine("bf16"), model_shape(describe("llama-3-8b"), 4096)
@@ -157,6 +165,7 @@ def test_one_worker_more_is_never_worse(workers: int, batch: int) -> None:
     assert plan(demand_of(spec), shape, workers, machine, False).chosen.seconds <= least * (1 + TIE)
 
 
+@pytest.mark.slow
 def test_no_cut_and_no_part_of_recomputed_layers_is_much_faster_than_the_chosen_ones() -> None:
     """Brute force over every cut, number of stages per rank and number of recomputed layers, within so much memory as a
     trace may say less than the formula does."""
@@ -210,7 +219,9 @@ QUICK, LONG = (
 CHOSEN_BY_OTHERS = [*QUICK, *(pytest.param(row, marks=pytest.mark.slow) for row in LONG)]
 
 
-@pytest.mark.parametrize("row", CHOSEN_BY_OTHERS, ids=lambda row: f"{row.name}, {row.layout.world} GPUs")
+@pytest.mark.parametrize(
+    "row", every(3, CHOSEN_BY_OTHERS), ids=lambda row: f"{row.name}, {row.layout.world} GPUs"
+)
 def test_layouts_that_others_have_chosen_are_found_or_beaten(row: Published) -> None:
     """By the predictions for this engine, of those that fit in its memory, which holds weights in fp32."""
     document = job("gpt2", 1, row.batch).model_dump(mode="json")

@@ -49,6 +49,7 @@ def job(quantize: dict[str, Any] | None, **parts: Any) -> JobSpec:
         ({"weights": "q4_0", "group": 64}, {}, "group 64 is not that of q4_0, which is 32"),
         ({"weights": "q8_0", "activations": "dynamic"}, {}, "activations are not stored with q8_0"),
         ({"weights": "int3"}, {}, "int8"),
+        ({"weights": "int8", "int8": ["*"]}, {}, "int8 is for weights int4, and these are int8"),
     ],
 )
 def test_what_does_not_go_together_is_told(
@@ -73,6 +74,8 @@ def test_the_weights_are_in_full_precision_before_the_first_step_of_rounding() -
 def test_a_run_is_another_one_with_it_and_the_same_without() -> None:
     assert "quantize" not in job(None).identity()
     assert job(INT4).identity() != job({**INT4, "group": 64}).identity()
+    assert "int8" not in job(INT4).identity()["quantize"]  # as of a run before there was the key
+    assert job({**INT4, "int8": ["*.query.*"]}).identity()["quantize"]["int8"] == ["*.query.*"]
 
 
 def test_a_group_is_not_cut_by_tensor_parallelism() -> None:

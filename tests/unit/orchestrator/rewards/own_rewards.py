@@ -32,6 +32,17 @@ def from_set(answer: str) -> float:
     return float(list({"a", "b", "c", "d", answer}).index("a"))
 
 
+def floods(answer: str) -> float:
+    """Prints 32 MiB, half of it by another program."""
+    print(f"begin {answer}")
+    for _ in range(256):
+        os.write(1, b"x" * 2**16)
+    subprocess.run(
+        [sys.executable, "-c", "import os\nfor _ in range(256): os.write(2, b'y' * 2**16)"], check=True
+    )
+    return 1.0
+
+
 def unknown(answer: str, solution: str) -> float:
     return 1.0
 

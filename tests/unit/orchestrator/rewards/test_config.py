@@ -115,3 +115,11 @@ def test_names_are_unique() -> None:
     assert told in refusal(EXACT, EXACT | {"column": "other"})
     assert "two rewards are called f" in refusal({"own": "a:f"}, {"own": "b:f"})
     assert len(read(EXACT, EXACT | {"name": "other"})) == 2
+
+
+@pytest.mark.parametrize("name", ["deviation", "seconds"])
+def test_no_mean_of_a_reward_takes_the_place_of_another_field(name: str) -> None:
+    told = f"a reward is called {name}, and reward_{name} of each row is something else; rename it"
+    assert told in refusal(EXACT, EXACT | {"name": name})
+    assert told in refusal(EXACT, {"own": f"mine:{name}"})
+    assert len(read(EXACT | {"name": name})) == 1  # a single reward has no mean of its own

@@ -32,6 +32,8 @@ def value(text: str, columns: dict[str, Any] | None = None, tokens: int = 0, **r
         ("answer is 1, no, answer is 2", "2", {"pattern": r"answer is (\d+)"}, 1.0),
         ("answer is 1, no, answer is 2", "1", {"pattern": r"answer is (\d+)"}, 0.0),
         ("no idea", "42", {"pattern": r"answer is (\d+)"}, 0.0),
+        ("Answer is YES", "yes", {"pattern": r"answer is (\w+)"}, 0.0),
+        ("Answer is YES", "yes", {"pattern": r"answer is (\w+)", "ignore_case": True}, 1.0),
     ],
 )
 def test_exact_match(text: str, right: Any, options: dict[str, Any], reward: float) -> None:
@@ -81,10 +83,43 @@ def test_length(tokens: int, wanted: dict[str, int], reward: float) -> None:
         ("first 8; #### 7", "8", {"pattern": r"#### (\S+)"}, 0.0),
         ("8", "8", {"pattern": r"#### (\S+)"}, 0.0),
         ("8", 8, {}, 1.0),
+        ("$0.00001$", 1e-05, {}, 1.0),
+        ("$5$", 1e-05, {}, 0.0),
+        ("$4$", ["3", "4"], {}, 1.0),
+        ("$5$", ["3", "4"], {}, 0.0),
+        ("1000", "1 000", {}, 1.0),
+        ("3", "3 apples", {}, 1.0),
+        ("$5$", "5 cm^2", {}, 1.0),
+        ("$5$", "x=5", {}, 1.0),
+        ("$7$", "3 + 4 = 7", {}, 1.0),
+        ("72", "48/2 = 24 clips.\n#### 72", {}, 1.0),
     ],
 )
 def test_math(text: str, right: Any, options: dict[str, Any], reward: float) -> None:
     assert value(text, {"answer": right}, kind="math", **options) == reward
+
+
+@pytest.mark.parametrize(
+    ("right", "part"),
+    [
+        (r"10\sqrt{2}", "10"),
+        (r"2\pi", "2"),
+        ("3+4i", "3"),
+        ("-2 + 7i", "7"),
+        ("4x", "4"),
+        ("2^{10}", "2"),
+        (r"3\frac{1}{2}", r"\frac{1}{2}"),
+        (r"\left( 3, \frac{\pi}{2} \right)", "3"),
+        (r"(-\infty, 3)", "3"),
+        ("1, 2, 3", "3"),
+        ("2(x+1)", "2"),
+        (r"1.5 \times 10^{3}", "10"),
+    ],
+)
+def test_a_column_of_plain_latex_counts_whole(right: str, part: str) -> None:
+    """Such columns are not marked by $, and math-verify alone takes the last number that it finds in them."""
+    assert value(f"it is ${right}$", {"answer": right}, kind="math") == 1.0
+    assert value(f"it is ${part}$", {"answer": right}, kind="math") == 0.0
 
 
 def test_a_column_without_a_value_is_no_wrong_answer() -> None:

@@ -148,6 +148,16 @@ def test_what_is_printed_does_not_reach_the_pipe(capfd: pytest.CaptureFixture[st
     assert err.count('{"value": 7}') == err.count('{"value": 9}') == 2
 
 
+def test_of_a_flood_of_output_only_the_beginning_is_kept(capfd: pytest.CaptureFixture[str]) -> None:
+    """The log of a rank is in memory until it is copied, and no limit of the process counts it."""
+    assert one(own("floods", timeout=300.0), answer(0, "a"), answer(1, "b")) == ([1.0, 1.0], [])
+    err = capfd.readouterr().err
+    assert "begin a\n" in err
+    assert "begin b\n" in err
+    assert err.count("the rest is left out") == 2
+    assert len(err) < 2**18
+
+
 def test_there_is_nothing_to_read() -> None:
     assert one(own("reads")) == ([0.0], [])
 
@@ -375,6 +385,7 @@ def test_an_interruption_ends_the_workers(marked: Path) -> None:
         scorer.close()
 
 
+@pytest.mark.slow
 def test_a_worker_that_is_stopped_is_replaced(marked: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     spec = own("size", timeout=1.0)
     with Scorer([spec], [HERE], 1) as scorer:
@@ -401,6 +412,14 @@ def test_the_weighted_sum() -> None:
     sums = weighted(specs, scores)
     assert sums[:2] == [1.5, -1.5]
     assert math.isnan(sums[2])
+
+
+@pytest.mark.parametrize("other", [1e308, -1e308])
+def test_a_sum_that_no_float_holds_is_refused(other: float) -> None:
+    """Else infinity would be a reward, or infinity minus infinity would leave the answer out."""
+    specs = [RewardSpec(kind="regex", pattern="a", name=name, weight=10.0) for name in ("one", "two")]
+    with pytest.raises(InputError, match=r"sum of an answer's rewards is (inf|nan) \(one 1e\+308, two"):
+        weighted(specs, [{"one": 1e308, "two": other}])
 
 
 def test_rules_that_need_no_limit_start_no_process_and_say_what_a_process_would() -> None:

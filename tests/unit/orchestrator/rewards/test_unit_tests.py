@@ -46,6 +46,7 @@ def test_each_assert_is_a_test(column: Any, tests: list[str]) -> None:
         ("def check(f):\n    assert f(1)", "have no assert and call nothing"),
         ("", "have no assert"),
         ("assert (", "are not Python"),
+        (f"assert {'-' * 600}1", "nested too deeply"),
         (3, "neither a string nor a list of strings"),
         ([], "neither a string nor a list of strings"),
         ([1], "neither a string nor a list of strings"),

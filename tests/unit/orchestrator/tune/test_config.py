@@ -42,6 +42,11 @@ def test_a_whole_search_is_accepted_and_written_out_again() -> None:
     import yaml
 
     assert spec.parse(yaml.safe_load(text)) == job
+    two = parsed(space, metric=["loss", "tokens_per_second"], sampler="tpe")
+    assert check(two) is two.tune
+    assert two.tune.directions == ("min", "max")
+    assert spec.parse(yaml.safe_load(spec.dump(two))) == two
+    Draft202012Validator(spec.JobSpec.model_json_schema()).validate(yaml.safe_load(spec.dump(two)))
     Draft202012Validator(spec.JobSpec.model_json_schema()).validate(yaml.safe_load(text))
 
 
@@ -72,6 +77,16 @@ def test_a_whole_search_is_accepted_and_written_out_again() -> None:
         (None, {"scheduler": "asha", "grace": 100}, "tune.grace: 100 is not below train.steps 100"),
         (None, {"promote": [{"at": 100, "set": {"resources.workers": 2}}]}, "step 100 is not before train.steps"),
         (None, {"promote": [{"at": 50, "set": {"train.steps": 2}}]}, "train.steps makes it another run"),
+        (None, {"metric": ["loss"]}, "metric lists 1; give one metric, or a list of two"),
+        (None, {"metric": ["loss", "loss"]}, "metric names loss twice; name two different ones"),
+        (None, {"metric": ["loss", "parameterz"]}, "no step has the metric 'parameterz'"),
+        (None, {"metric": ["loss", "validation.loss"]}, "tune.metric validation.loss is not measured"),
+        (None, {"metric": "parameters"}, "parameters is for a list of two metrics"),
+        (None, {"metric": ["loss", "parameters"], "mode": "min"}, "mode min is for one metric; give a list for both"),
+        (None, {"metric": ["loss", "parameters"], "mode": ["min"]}, "mode lists 1, and there are 2 metrics"),
+        (None, {"metric": ["loss", "parameters"], "scheduler": "asha"},
+         "asha decides by one metric which trials continue, and there are two; set scheduler: none"),
+        (None, {"metric": ["loss", "parameters"], "register_as": "m"}, "register_as is for one best model"),
         ({"train": {"choice": [{}]}, LR: {"choice": [1]}}, {}, "tune.space.train: train.optimizer.lr lies within it"),
     ],
 )  # fmt: skip

@@ -71,6 +71,7 @@ def export(run_uri: str, step: int, target: str) -> None:
     Tokenizer(models.WordLevel({"a": 0}, unk_token="a")).save(str(Path(target, "tokenizer.json")))
 
 
+@pytest.mark.slow
 def test_a_search_is_another_one_than_that_which_was_there_before(
     store: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

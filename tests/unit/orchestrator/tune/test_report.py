@@ -102,3 +102,29 @@ def test_the_page_says_what_the_best_value_is(tmp_path: Path, metric: str, told:
     sweep = sweep_of(tmp_path, [("done", 9, 3.0)])
     sweep.write_json("sweep.json", {**sweep.read_json_or_empty("sweep.json"), "metric": metric})
     assert f"at step 9 ({told})." in report(sweep)
+
+
+def test_the_page_of_two_metrics_has_the_frontier(tmp_path: Path) -> None:
+    sweep = sweep_of(tmp_path, [("done", 9, 3.0), ("done", 9, 5.0), ("failed", 3, 4.0), ("done", 9, 6.0)])
+    job = json.loads(json.dumps(spec.load(tmp_path / "job.yaml").document()))
+    job["tune"]["metric"] = ["loss", "parameters"]
+    (tmp_path / "job.yaml").write_text(spec.dump(spec.parse(job)))
+    found = sweep.read_json("sweep.json")
+    for trial, parameters in zip(found["trials"], (4e6, 1e5, None, 1e6), strict=True):
+        trial["second"] = parameters
+    sweep.write_json("sweep.json", found | {"second": "parameters", "frontier": ["0000", "0001"]})
+    page = report(sweep)
+    assert "On the frontier of loss and parameters: 0000, 0001." in page
+    picture = next(each for each in re.findall(r"<svg.*?</svg>", page, re.S) if 'class="front"' in each)
+    assert re.findall(r'class="point( on)?"[^>]*><title>(\w+)', picture) == [
+        ("", "0003"),
+        (" on", "0000"),
+        (" on", "0001"),
+    ]
+    places = dict(re.findall(r'cx="([\d.]+)"[^>]*><title>(\w+)', picture))
+    assert [name for _, name in sorted((float(x), name) for x, name in places.items())] == [
+        "0001",
+        "0003",
+        "0000",
+    ]
+    assert '<th class="n">parameters</th>' in page

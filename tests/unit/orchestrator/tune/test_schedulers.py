@@ -60,6 +60,48 @@ def test_tpe_learns_and_a_search_taken_up_again_draws_on_as_if_nothing_had_been(
     assert near[1] > near[0], "the last ten are nearer than the first ten, which are random"
 
 
+@pytest.mark.parametrize("halves", [False, True])
+def test_two_metrics_are_drawn_as_optuna_alone_draws_them(tmp_path: Path, halves: bool) -> None:
+    """Optuna's own loop over the same seeds is the oracle; a search that goes on draws what it would have drawn."""
+    import optuna
+
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+
+    def values(rate: float) -> tuple[float, float]:
+        return abs(rate - 0.01), rate
+
+    space = {LR: {"loguniform": [1e-4, 1.0]}}
+    tune = TuneSpec.model_validate(
+        {"space": space, "trials": 20, "sampler": "tpe", "metric": ["loss", "tokens_per_second"]}
+    )
+    assert tune.directions == ("min", "max")
+    drawn: list[float] = []
+    for count in (9, 20) if halves else (20,):
+        records = TrialRecords(RunDir(str(tmp_path)))
+        sampler = Tpe(
+            tune, 7, records, list(records.configs), lambda name, config: {"trial": name, "params": config}
+        )
+        drawn = []
+        for number in range(count):
+            given = sampler.suggest(str(number))["assignment"]
+            first, second = values(given["params"][LR])
+            drawn.append(given["params"][LR])
+            sampler.on_trial_complete(str(number), {"value": first, "second": second, "failed": ""})
+            records.end(given["trial"], TrialEnd("done", given["trial"], 1, first, second=second))
+    distributions: dict[str, Any] = {LR: optuna.distributions.FloatDistribution(1e-4, 1.0, log=True)}
+    wanted: list[float] = []
+    for number in range(20):
+        own = optuna.samplers.TPESampler(seed=7 * 1_000_003 + number, constant_liar=True)
+        study = optuna.create_study(directions=["minimize", "maximize"], sampler=own)
+        for rate in wanted:
+            study.add_trial(
+                optuna.trial.create_trial(params={LR: rate}, distributions=distributions, values=values(rate))
+            )
+        wanted.append(study.ask(distributions).params[LR])
+    assert drawn == wanted
+    assert TrialRecords(RunDir(str(tmp_path))).ended["0003"].second == values(drawn[3])[1]
+
+
 def test_running_trials_count_as_bad_ones_whatever_optuna_takes_by_itself(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -166,6 +166,16 @@ def test_a_search_is_not_gone_on_with_by_another_job(
     assert all(any(each.startswith(want) or want in each for each in found) for want in wanted)
 
 
+def test_a_search_beside_the_run_of_its_job_gets_a_folder_of_its_own(tmp_path: Path) -> None:
+    sweep = RunDir(str(tmp_path / "run"))
+    sweep.create()
+    document = job("/texts/a.txt") | {"tune": TUNE}
+    sweep.write_text("job.yaml", dump(parse(document)))
+    sweep.append("events.jsonl", [{"phase": "prepare", "time": 1.0}])
+    with pytest.raises(InputError, match=f"this is a run, not a search; .* --run-dir {sweep.uri}-search$"):
+        check_same_sweep(parse(document), sweep)
+
+
 @pytest.mark.parametrize(
     "keys",
     [

@@ -56,6 +56,18 @@ def test_a_perturbed_value_moves_and_stays_in_range() -> None:
         job_of(spec.parse(JOB), config)
 
 
+def test_small_whole_numbers_move_too() -> None:
+    """As in Ray Tune, rounding alone would leave 0, 1 and 2 where they are."""
+    tune = TuneSpec(space={"train.optimizer.warmup": {"integer": [0, 8]}}, trials=4, scheduler="pbt")  # type: ignore[arg-type]
+    for start in range(9):
+        moves = [
+            perturbed(tune, {"train.optimizer.warmup": start}, random.Random(seed)) for seed in range(100)
+        ]
+        found = {move["train.optimizer.warmup"] for move in moves}
+        assert {max(start - 1, 0), min(start + 1, 8)} <= found <= set(range(9))
+        assert all(isinstance(number, int) for number in found)
+
+
 def test_a_search_names_the_precisions_it_compares() -> None:
     """One for all trials may be left open: it is chosen once."""
     space = {"train.precision": {"choice": ["bf16", "auto"]}}

@@ -86,7 +86,7 @@ def test_a_metric_of_an_evaluation_is_that_of_the_last_one(tmp_path: Path) -> No
     run.append("metrics.jsonl", rows)
     assert spec.tune is not None
     assert spec.evaluate is not None
-    value = partial(evaluated_value, spec.tune, sweep, "0001", every=spec.evaluate.every)
+    value = partial(evaluated_value, spec.tune.first, sweep, "0001", every=spec.evaluate.every)
     assert [value(rung) for rung in (4, 6, 10)] == [3.0, 3.0, 2.0]
     with pytest.raises(InputError, match=r"evaluate\.every.*up to step 2.*lower it"):
         value(2)

@@ -78,6 +78,7 @@ def test_a_cache_may_be_faster_than_the_memory() -> None:
     assert found.element_share.value == pytest.approx(5e9 / 3e10)
 
 
+@pytest.mark.slow
 def test_messages_are_fitted_to_steps_of_two_processes() -> None:
     core = replace(CORE, collective=8e-4, message=2e-3, inside=Link(1e-4, 5e8), crowding=1.4, delay=0.2)
     steps = [predicted(core, asked, layout) for asked, layout in PAIRED]

@@ -177,6 +177,10 @@ def test_the_layers_are_those_of_blocks_that_the_patterns_name() -> None:
         ),
         (Scheme("int8", keep=("*",)), "keep leaves no linear layer"),
         (Scheme("int8", 48), "rows of .*, which is not a multiple of the group of 48"),
+        (
+            Scheme("int4", keep=("*.query.*",), int8=("*.query.*",)),
+            r"'\*\.query\.\*' matches no quantised weight",
+        ),
     ],
 )
 def test_what_cannot_be_quantised_is_told(scheme: Scheme, wanted: str) -> None:
@@ -189,14 +193,17 @@ def test_what_cannot_be_quantised_is_told(scheme: Scheme, wanted: str) -> None:
 
 def test_a_model_for_inference_computes_what_the_layers_of_training_do() -> None:
     workload = load("gpt-tiny", "causal_lm", vocabulary_of(192), sequence_length=16)
-    scheme = Scheme("int4", 32, activations=True)
+    scheme = Scheme("int4", 32, activations=True, int8=("*.query.*", "layers.1.*"))
     read = {name: workload.initial(name, 3) for name in workload.shapes}
     tokens = torch.arange(32).view(2, 16)
     model = with_weights(workload, read.__getitem__)
     plain = model({"tokens": tokens}).logits
-    for module in quantised_layers(model, workload.blocks(model), scheme).values():
+    bits = []
+    for name, module in quantised_layers(model, workload.blocks(model), scheme).items():
         module.__class__ = FakeQuantisedLinear
-        module.product = FakeQuantiser(scheme)
+        module.product = FakeQuantiser(scheme.of(name))
+        bits.append((scheme.of(name).bits, ".query." in name or name.startswith("layers.1.")))
+    assert {*bits} == {(8, True), (4, False)}
     trained = model({"tokens": tokens}).logits
     found = with_weights(workload, read.__getitem__, scheme=scheme)({"tokens": tokens}).logits
     torch.testing.assert_close(found, trained, rtol=1e-6, atol=1e-6)

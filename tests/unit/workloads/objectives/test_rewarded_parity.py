@@ -120,6 +120,7 @@ def trainer(folder: Path, model: Any, beta: float = 0.0, **options: Any) -> Any:
     [
         {"loss_type": "grpo"},
         {"loss_type": "grpo", "beta": 0.2},
+        {"loss_type": "grpo", "beta": 0.2, "use_bias_correction_kl": False},
         {"loss_type": "dapo", "epsilon_high": 0.28, "epsilon": 0.1},
         {"loss_type": "dr_grpo", "temperature": 0.7},
         {"loss_type": "dapo", "importance_sampling_level": "sequence", "beta": 0.1, "epsilon": 0.02},

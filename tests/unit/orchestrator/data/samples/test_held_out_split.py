@@ -81,6 +81,7 @@ def sides(files: list[str], part_bytes: int, share: float) -> tuple[list[str], l
         return found
 
 
+@pytest.mark.slow
 @settings(max_examples=8, deadline=None)
 @given(
     documents=DOCUMENTS,

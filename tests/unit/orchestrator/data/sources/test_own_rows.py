@@ -12,6 +12,7 @@ from orchestrator.config.errors import InputError
 from orchestrator.config.paths import resolve_paths
 from orchestrator.config.spec import JobSpec, dump, parse
 from orchestrator.data.sources import resolve
+from orchestrator.data.sources.check import check_sources
 from orchestrator.launch.own_sources import make_own_sources
 
 
@@ -88,4 +89,6 @@ def test_rows_need_a_folder_for_all_nodes() -> None:
     data = job_of(OWN, cache=None).data
     with pytest.raises(InputError, match=r"data\.cache: is unset, and rows of `own` are written there"):
         make_own_sources(data, None, print)
+    with pytest.raises(InputError, match=r"data\.cache: is unset"):  # before their rows are missed
+        check_sources(data, "causal_lm", {})
     make_own_sources(job_of({"uri": "a.txt"}, cache=None).data, None, print)

@@ -11,6 +11,7 @@ import torch
 from traced_cases import vocabulary_of
 from transformers import GPTNeoXConfig
 
+from orchestrator.export.quantised import schemes_by_name
 from orchestrator.extensions.compressed_tensors.write import export_compressed
 from workloads.errors import WorkloadError
 from workloads.hf.check.compare import difference, probes
@@ -30,8 +31,9 @@ def exported(workload: Workload, scheme: Scheme, folder: Path) -> list[str]:
     workload.to_hf(read(workload), str(folder / "plain"))
     with torch.device("meta"):
         model = workload.build()
-    chosen = workload.hf_weights([*quantised_layers(model, workload.blocks(model), scheme)])
-    return export_compressed(str(folder / "plain"), str(folder / "out"), scheme, chosen)
+    weights = workload.hf_weights([*quantised_layers(model, workload.blocks(model), scheme)])
+    chosen = schemes_by_name(scheme, weights)
+    return export_compressed(str(folder / "plain"), str(folder / "out"), chosen)
 
 
 def read(workload: Workload):  # type: ignore[no-untyped-def]
@@ -53,7 +55,7 @@ def test_transformers_computes_the_same(model: str, tmp_path: Path) -> None:
         config.save_pretrained(tmp_path / "class")
         model, changes = f"hf:{tmp_path / 'class'}", {}
     workload = load(model, objective, vocabulary_of(192), changes=changes, sequence_length=16)
-    scheme = Scheme("int4", 32, keep=("*.0.attention.*",))
+    scheme = Scheme("int4", 32, keep=("*.0.attention.*",), int8=("*.1.attention.*",))
     kept = exported(workload, scheme, tmp_path)
     assert any(".0." in name for name in kept)
     assert not any(".1." in name for name in kept)
@@ -65,6 +67,10 @@ def test_transformers_computes_the_same(model: str, tmp_path: Path) -> None:
         assert least <= found < most
     about = json.loads((tmp_path / "out" / "config.json").read_text())["quantization_config"]
     assert about["ignore"] == kept
+    formats = {group["weights"]["num_bits"]: group["targets"] for group in about["config_groups"].values()}
+    assert formats.keys() == {4, 8}
+    assert {".1." in name and "att" in name for name in formats[8]} == {True}
+    assert not {*formats[4]} & {*formats[8]}
 
 
 def test_a_layer_that_is_no_linear_one_in_transformers_is_refused(tmp_path: Path) -> None:
@@ -78,3 +84,8 @@ def test_weights_that_transformers_joins_are_quantised_together() -> None:
     query = [name for name in workload.shapes if name.endswith("attention.query.weight")]
     with pytest.raises(WorkloadError, match="joins quantised weights and others"):
         workload.hf_weights(query)
+    both = [*query, *(name.replace(".query.", f".{other}.") for name in query for other in ("key", "value"))]
+    joined = workload.hf_weights(both)
+    assert {len(ours) for ours in joined.values()} == {3}
+    with pytest.raises(WorkloadError, match="joins weights of 4 and of 8 bits"):
+        schemes_by_name(Scheme("int4", int8=("*.query.*",)), joined)

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from thin import every
 
 from cluster.local.allocation import spec_of
 from cluster.local.ports import free_port
@@ -122,7 +123,7 @@ def await_file(path: Path) -> str:
     return path.read_text()
 
 
-@pytest.mark.parametrize("code", [0, 3, 137])
+@pytest.mark.parametrize("code", every(3, [3, 0, 137]))
 def test_it_waits_for_the_commands_own_end(
     code: int, batch: Callable[..., subprocess.Popen[bytes]], tmp_path: Path
 ) -> None:
@@ -142,11 +143,15 @@ PREEMPTED = "JobState=RUNNING Reason=None PreemptTime=2026-11-28T04:48:31"
 
 @pytest.mark.parametrize(
     ("state", "requeued"),
-    [
-        (PREEMPTED, True),
-        ("JobState=RUNNING Reason=None PreemptTime=None", False),
-        ("JobState=CANCELLED Reason=None PreemptTime=2026-11-28T04:48:31", False),
-    ],
+    every(
+        3,
+        [
+            (PREEMPTED, True),
+            ("JobState=RUNNING Reason=None PreemptTime=None", False),
+            ("JobState=CANCELLED Reason=None PreemptTime=2026-11-28T04:48:31", False),
+        ],
+        unpack=True,
+    ),
     ids=["preempted", "signalled", "cancelled"],
 )
 def test_a_preemption_that_only_the_nodes_hear_of_is_told_to_the_run(

@@ -7,6 +7,7 @@ import gzip
 import json
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -22,6 +23,7 @@ from orchestrator.config.spec import parse
 from orchestrator.launch.foreign_jobs.counted import Counted, counted, sequences_in
 from orchestrator.launch.foreign_jobs.read import read_foreign
 from orchestrator.launch.foreign_jobs.translate import Translated, translate
+from orchestrator.launch.labelled_rows import labelled_rows
 from orchestrator.launch.planned_job import planned_on_paper
 
 AXOLOTL = """
@@ -177,11 +179,39 @@ def test_torchtitan() -> None:
 def test_verl() -> None:
     found = told(VERL, "grpo.sh")
     job = found.document
-    assert (job["workload"]["objective"], job["workload"]["options"]) == ("grpo", {"beta": 0.002})
+    assert (job["workload"]["objective"], job["workload"]["options"]) == (
+        "grpo",
+        {"beta": 0.002, "loss_type": "dapo"},
+    )
     assert job["rollout"] == {"group": 4, "max_tokens": 128, "temperature": 1.0}
     assert job["data"]["sources"][0]["field"] == {"prompt": "prompt", "answer": "reward_model.ground_truth"}
     assert (job["train"]["global_batch"], job["train"]["steps"], job["checkpoint"]["every"]) == (32, 3, 5)
     assert dict(found.left)["actor_rollout_ref.rollout.name"]
+
+
+def test_the_loss_of_trl_and_verl_is_taken_with_their_defaults() -> None:
+    """Both take the mean of all tokens unless they are told otherwise; grpo here takes that of each answer first."""
+    start = "trl grpo --model_name_or_path ORG/Small --dataset_name data/rows --max_steps 3 --max_completion_length 64"
+    assert told(start, "grpo.sh").document["workload"]["options"] == {"loss_type": "dapo"}
+    given = f"{start} --loss_type dr_grpo --beta 0.1 --scale_rewards false --epsilon_high 0.3"
+    assert told(given, "grpo.sh").document["workload"]["options"] == {
+        "loss_type": "dr_grpo",
+        "beta": 0.1,
+        "epsilon_high": 0.3,
+        "scale_rewards": "none",
+    }
+    other = told(f"{start} --loss_type cispo --num_iterations 4", "grpo.sh")
+    assert "workload.options: loss_type cispo is not here; dapo in its place" in other.lines
+    assert "learned from once" in dict(other.left)["num_iterations"]
+    actor = "actor_rollout_ref.actor"
+    more = f" {actor}.loss_agg_mode=seq-mean-token-mean {actor}.kl_loss_type=mse {actor}.clip_ratio_high=0.3"
+    options = told(VERL.rstrip() + more, "verl.sh").document["workload"]["options"]
+    assert options == {"beta": 0.002, "loss_type": "grpo", "kl": "k2", "epsilon_high": 0.3}
+    trl = {"beta": 0.001, "num_generations": 4, "max_completion_length": 64, "sync_ref_model": True}
+    axolotl = {"base_model": "ORG/Small", "rl": "grpo", "trl": trl, "sequence_len": 64, "max_steps": 3}
+    of_section = told(yaml.safe_dump(axolotl | {"datasets": [{"path": "data/rows"}]}), "grpo.yaml")
+    assert of_section.document["workload"]["options"] == {"loss_type": "dapo", "beta": 0.001}
+    assert any(line.startswith("trl.sync_ref_model: not translated; not here") for line in of_section.lines)
 
 
 @pytest.mark.parametrize(
@@ -216,6 +246,27 @@ def test_the_column_of_the_label_is_the_one_that_is_named() -> None:
     path.write_text(json.dumps({**arguments, "label_column_name": "tone"}))
     with pytest.raises(InputError, match="has no column tone, only text, label, mood"):
         translate(path)
+
+
+def test_evaluations_read_the_file_that_is_named_once_an_epoch() -> None:
+    for name in ("train", "held"):
+        Path(f"{name}.jsonl").write_text('{"body": "a b", "mood": "x"}\n' * 40)
+    keys = {"model_name_or_path": "ORG/Other", "train_file": "train.jsonl", "label_column_name": "mood"}
+    more = {
+        "validation_file": "held.jsonl",
+        "eval_strategy": "epoch",
+        "num_train_epochs": 2,
+        "shuffle_train_dataset": True,
+    }
+    Path("epochs.json").write_text(json.dumps(keys | more))
+    found = translate(Path("epochs.json"))
+    field = {"text": "body", "label": "mood"}
+    assert found.document["data"]["validation"] == {"sources": [{"uri": "held.jsonl", "field": field}]}
+    assert (found.document["train"]["steps"], found.document["evaluate"]) == (10, {"every": 5})
+    once = {"do_eval": True, "num_train_epochs": 2}  # the Trainer evaluates after training then
+    Path("once.json").write_text(json.dumps(keys | once))
+    assert translate(Path("once.json")).document["evaluate"] == {"every": 10}
+    assert found.left == ()
 
 
 def test_what_is_not_here_is_to_be_downloaded() -> None:
@@ -305,7 +356,7 @@ def test_epochs_of_packed_rows_are_counted_in_sequences(kind: str) -> None:
     tokens = 400 * (len(tokenizer.encode(f"{texts[0]}{end}").ids) + (kind == "jsonl"))
     wanted = 2 * tokens / 32 / 3
     assert found.document["train"]["steps"] == pytest.approx(wanted, rel=0.03)
-    assert any("sequences of 32 tokens, packed of rows, x 2 epochs / 3" in line for line in found.lines)
+    assert any("= 2 epochs of about" in line and "into 32 tokens" in line for line in found.lines)
 
 
 def test_whole_conversations_fill_sequences() -> None:
@@ -324,7 +375,7 @@ def test_steps_of_rows_that_cannot_be_known_say_so() -> None:
     Path("corpus.jsonl").write_text('{"text": "short"}\n' * 30)
     found = clm(train_file="corpus.jsonl", model_name_or_path="ORG/Other", num_train_epochs=1)
     assert found.document["train"]["steps"] == 10
-    assert any("10 steps are more than 1 epochs if rows are shorter" in line for line in found.lines)
+    assert any("10 steps may be more than 1 epochs" in line for line in found.lines)
     found = clm(train_file="none.jsonl", num_train_epochs=1)
     assert any("1,000, because none.jsonl is not here" in line for line in found.lines)
 
@@ -380,3 +431,68 @@ def test_what_is_not_given_is_the_trainers_default_and_said(
     assert not any(
         "because the configuration gives none" in line for line in translate(Path("job.json")).lines
     )
+
+
+def saved(kind: Any, **more: Any) -> Translated:
+    """The job of the arguments that a trainer's library saves, with everything that nobody set."""
+    arguments = kind(output_dir="out", use_cpu=True, bf16=False, report_to="none", **more)
+    keys = arguments.to_dict() | {"model_name_or_path": "models/Small", "train_file": "rows.jsonl"}
+    Path("saved.json").write_text(json.dumps(keys))
+    return translate(Path("saved.json"))
+
+
+def test_saved_arguments_list_only_what_the_user_set() -> None:
+    """Asked of the libraries themselves, so that a changed default is missed here and not by users."""
+    from transformers import TrainingArguments
+
+    Path("rows.jsonl").write_text('{"prompt": "a", "completion": "b"}\n' * 20)
+    assert [key for key, _ in saved(TrainingArguments).left] == ["use_cpu"]
+    set_by_user = saved(
+        TrainingArguments, ddp_timeout=60, dataloader_prefetch_factor=3, dataloader_num_workers=2
+    )
+    assert {key for key, _ in set_by_user.left} == {
+        *("use_cpu", "ddp_timeout", "dataloader_prefetch_factor", "dataloader_num_workers")
+    }
+
+
+@pytest.mark.slow
+def test_so_do_saved_arguments_of_trl() -> None:
+    import trl
+
+    Path("rows.jsonl").write_text('{"prompt": "a", "completion": "b"}\n' * 20)
+    assert saved(trl.SFTConfig).document["workload"]["objective"] == "conversation"
+    for kind, others in (
+        (trl.SFTConfig, []),
+        (trl.RewardConfig, []),
+        (trl.DPOConfig, []),
+        (trl.GRPOConfig, ["generation_batch_size", "loss_type"]),
+    ):
+        assert [key for key, _ in saved(kind).left] == ["use_cpu", *others], kind
+
+
+def test_an_objective_that_is_asked_for() -> None:
+    Path("rows.jsonl").write_text('{"prompt": "a", "completion": "b"}\n' * 20)
+    Path("job.yaml").write_text(
+        json.dumps(TRL_KEYS | {"train_file": "rows.jsonl", "dataset_name": None, "max_steps": 5})
+    )
+    found = translate(Path("job.yaml"), asked="seq2seq").document
+    assert found["workload"]["objective"] == "seq2seq"
+    assert found["data"]["sources"][0]["field"] == {"source": "prompt", "target": "completion"}
+    with pytest.raises(InputError, match="its rows fit conversation, not dpo"):
+        translate(Path("job.yaml"), asked="dpo")
+    with pytest.raises(InputError, match="there is no objective dpoo"):
+        translate(Path("job.yaml"), asked="dpoo")
+    Path("axolotl.yaml").write_text(AXOLOTL)
+    with pytest.raises(InputError, match="a configuration of axolotl says its objective itself"):
+        translate(Path("axolotl.yaml"), asked="dpo")
+
+
+def test_labelled_rows_are_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    from orchestrator.launch.foreign_jobs import job
+
+    read = Mock(wraps=labelled_rows)
+    monkeypatch.setattr(job, "labelled_rows", read)
+    test_an_encoder_learns_the_labels_of_rows_or_hidden_words(
+        {"body": "a b", "label": "x"}, "sequence_classification"
+    )
+    assert [call.args[0] for call in read.call_args_list] == [["labelled.jsonl"]]

@@ -254,6 +254,7 @@ def test_a_run_whose_first_event_is_on_its_way_has_its_sinks_a_moment_later(
     assert [each._name for each in follow._begun(run) or ()] == ["tensorboard"]
 
 
+@pytest.mark.slow
 def test_an_own_sink_that_is_not_found_costs_the_run_nothing(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -182,6 +182,7 @@ compile_once("small", lambda: (print("began", flush=True), time.sleep(60)))
 """
 
 
+@pytest.mark.slow
 def test_a_killed_compilation_holds_nobody_up(built: Path) -> None:
     command = [sys.executable, "-c", COMPILE_SLOWLY]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
@@ -206,6 +207,7 @@ print(*builder.sources(), *builder.include_paths())
 """
 
 
+@pytest.mark.slow
 def test_offload_of_a_model_on_a_gpu_compiles_nothing_for_it() -> None:
     """The image has g++ and no nvcc."""
     environment = {**os.environ, "DS_ACCELERATOR": "cuda"}

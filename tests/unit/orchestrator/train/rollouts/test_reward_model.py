@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import math
+import re
 from contextlib import nullcontext
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
+import numpy as np
 import pytest
 import torch
 
+from orchestrator.config.errors import InputError
 from orchestrator.rewards.config import RewardSpec
 from orchestrator.train.rollouts import reward_model as module
 from orchestrator.train.rollouts.judge import Judge
@@ -101,3 +105,30 @@ def test_the_number_of_ranks_changes_no_batch(monkeypatch: pytest.MonkeyPatch) -
     assert len(alone) == 7 * GROUP
     assert scored(2) == alone
     assert scored(3) == alone
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+@pytest.mark.parametrize(("way", "left"), [("zero", 0.0), ("skip", math.nan), ("stop", None)])
+def test_a_score_that_is_not_finite_is_told_and_does_what_the_job_says(
+    value: float, way: str, left: float | None, capfd: pytest.CaptureFixture[str]
+) -> None:
+    class Broken:
+        def score(self, rows: list[list[int]]) -> list[float]:
+            return [1.0, value]
+
+    judge = Judge(
+        [RewardSpec.model_validate({"model": "run@1", "on_error": way})],
+        decode=lambda ids: "",
+        prompt_text=lambda ids: "",
+        together=TOGETHER,
+        models={"model": cast("RewardModel", Broken())},
+    )
+    asked = [(Prompt(7, [1], {}, 0), [Drawn([2], [], 0.0, True), Drawn([3], [], 0.0, True)])]
+    told = f"model returned {value} at prompt 7 (step 5, answer 1)"
+    if left is None:
+        with pytest.raises(InputError, match=re.escape(told)):
+            judge.score(5, asked)
+        return
+    found = [answer.reward for answer in judge.score(5, asked)[0]]
+    np.testing.assert_equal(found, [1.0, left])
+    assert told in capfd.readouterr().err

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 import transformers
+from thin import every
 from torch import nn
 from transformers.models.auto.modeling_auto import MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES as CLASSES
 
@@ -326,7 +327,7 @@ def loud(kind: str, folder: Path, implementation: Any) -> tuple[Workload, nn.Mod
     return workload, with_weights(workload, lambda name: workload.initial(name, 0))
 
 
-@pytest.mark.parametrize("implementation", ["auto", "transformers"])
+@pytest.mark.parametrize("implementation", every(2, ["auto", "transformers"]))
 @pytest.mark.parametrize("kind", ["llama", "bart"])
 def test_the_settings_of_a_folder_are_applied(kind: str, implementation: str, tmp_path: Path) -> None:
     """All at once, and each alone; of the folder itself and of the export."""

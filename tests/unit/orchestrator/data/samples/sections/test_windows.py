@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from thin import every
 from unpublished import plan_of, unpublished
 
 from orchestrator.config.errors import InputError
@@ -70,7 +71,7 @@ def made(tokens: Tokens, uri: str, unit: str = "stream", **how: Any) -> Batches:
 PLANS: dict[str, Any] = {}
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", every(3, CASES))
 def test_what_is_prepared_so_far_has_the_samples_that_all_of_it_has(case: str, uri: str) -> None:
     plan = PLANS[uri] = plan_of(uri)
     assert plan.sections == 8

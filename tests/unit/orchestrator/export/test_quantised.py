@@ -1,0 +1,177 @@
+"""Quantised exports of a commit, made without a run: mixed bits, and the forms that store what a run trained for."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from jobs import job, write_text
+from prepared import prepare_here
+from torch import Tensor
+
+from orchestrator.config.errors import InputError
+from orchestrator.config.spec import parse
+from orchestrator.data.store.tokens import Tokens
+from orchestrator.export.converted import Conversion, form_option
+from orchestrator.export.hugging_face import batches
+from orchestrator.export.quantised import (
+    BITS,
+    _mixed,
+    resolved_form,
+    scheme_option,
+    with_scheme,
+    write_converted,
+)
+from orchestrator.quantize.config import QuantizeSpec
+from orchestrator.resolve.commit_model import CommitModel
+from orchestrator.resolve.training_inputs import workload_of
+from workloads.errors import WorkloadError
+from workloads.inference import with_weights
+from workloads.load import load
+from workloads.model.scheme import Scheme
+
+SMALL = {"hidden": 64, "layers": 2, "heads": 4, "kv_heads": 2, "intermediate": 128}
+
+
+def asked(
+    quantize: str | None,
+    group: str | None = None,
+    activations: str | None = None,
+    mean_bits: float | None = None,
+) -> Any:
+    return form_option("hf", None, None, scheme_option("hf", quantize, group, activations), mean_bits)
+
+
+def commit_of(folder: Path, **parts: Any) -> CommitModel:
+    """A commit with initial weights, four times as large, and real prepared text."""
+    document = job(write_text(folder, 20_000))
+    document["workload"] = {"model": "llama-tiny", "changes": SMALL}
+    document["data"]["validation"] = {"share": 0.2}
+    spec = parse(document | parts)
+    tokens = Tokens.open(prepare_here(spec, str(folder / "cache")))
+    workload = workload_of(spec.workload, spec.data, spec.train, spec.seed, tokens)
+
+    def read(name: str) -> Tensor:
+        name = name.removeprefix("model.")
+        return workload.initial(name, 3) * (4 if name.endswith("weight") else 1)
+
+    unused: Any = None
+    commit: Any = SimpleNamespace(tensors={f"model.{name}" for name in workload.shapes})
+    return CommitModel(spec, unused, commit, tokens, workload, SimpleNamespace(read=read))  # type: ignore[arg-type]
+
+
+def test_a_commit_is_exported_with_mixed_bits(tmp_path: Path) -> None:
+    commit = commit_of(tmp_path)
+    plain, out = tmp_path / "plain", tmp_path / "out"
+    plain.mkdir()
+    out.mkdir()
+    commit.workload.to_hf(commit.read, str(plain))
+    tried = batches(commit.spec.data, commit.tokens, commit.workload)
+    written, facts = write_converted(commit, asked("int4", "32", mean_bits=5), str(plain), str(out), tried)
+    assert written.difference is not None
+    assert written.difference < 1e-5
+    quantized = facts["quantized"]
+    assert 4 < quantized["mean_bits"] <= 5
+    assert quantized["measured_on"] == "held-out samples"
+    rows = [line.split(" | ") for line in (out / BITS).read_text().splitlines()[6:]]
+    in_8 = {row[0].removeprefix("| ") for row in rows if row[-1] == "8 |"}
+    assert {*quantized["int8"]} == in_8
+    assert 0 < len(in_8) < len(rows) == 14
+    scheme = Scheme("int4", 32, int8=tuple(quantized["int8"]))
+    ours = with_weights(commit.workload, commit.read, scheme=scheme)
+    theirs = load(f"hf:{out}", "causal_lm", commit.tokens.vocabulary(), sequence_length=32)
+    for name, weight in ours.named_parameters():
+        assert torch.equal(theirs.initial(name, 0), weight), name
+    described = json.loads((out / "config.json").read_text())["quantization_config"]
+    assert {group["weights"]["num_bits"] for group in described["config_groups"].values()} == {4, 8}
+
+
+def test_a_loss_that_needs_more_than_the_samples_is_not_measured(tmp_path: Path) -> None:
+    spec = SimpleNamespace(workload=SimpleNamespace(objective="dpo"))
+    with pytest.raises(
+        WorkloadError, match="--mean-bits measures the loss, and that of dpo needs a reference"
+    ):
+        _mixed(SimpleNamespace(spec=spec), Scheme("int4"), {}, 5, str(tmp_path))  # type: ignore[arg-type]
+    assert not [*tmp_path.iterdir()]
+
+
+def test_a_run_that_trained_for_int8_goes_to_onnx(tmp_path: Path) -> None:
+    """With rounded activations: each layer agrees (tests of the extension), and the whole model about."""
+    commit = commit_of(
+        tmp_path,
+        workload={"model": "bert-tiny", "changes": SMALL | {"kv_heads": 4}, "objective": "masked_lm"},
+        quantize={"weights": "int8", "group": "row", "activations": "dynamic"},
+        checkpoint={"export": "onnx"},
+    )
+    plain, out = tmp_path / "plain", tmp_path / "out"
+    plain.mkdir()
+    out.mkdir()
+    commit.workload.to_hf(commit.read, str(plain))
+    form = resolved_form(None, commit.spec.checkpoint, commit.spec.quantize)
+    written, facts = write_converted(commit, form, str(plain), str(out), [])
+    assert written.rounding is not None
+    assert written.difference is not None
+    assert 0 < written.difference < 2 * written.rounding < 0.1
+    quantized = facts["quantized"]
+    assert (quantized["weights"], quantized["group"], quantized["trained"]) == ("int8", "row", True)
+    assert quantized["kept"] == ["cls.predictions.decoder", "cls.predictions.transform.dense"]
+    assert facts["versions"].keys() == {"onnx", "onnxruntime", "torch"}
+    assert (out / "model.onnx").is_file()
+
+
+@pytest.mark.parametrize(
+    ("options", "mean_bits", "wanted"),
+    [
+        (("int8",), 5, "is for --quantize int4"),
+        (("none",), 5, "is for --quantize int4"),
+        ((None,), 5, "is for --quantize int4"),
+        (("int4",), 4, "4 is not between 4 and 8"),
+        (("int4",), float("nan"), "nan is not between 4 and 8"),
+    ],
+)
+def test_a_mean_of_bits_that_does_not_fit_is_told(
+    options: tuple[str | None], mean_bits: float, wanted: str
+) -> None:
+    with pytest.raises(InputError, match=wanted):
+        asked(*options, mean_bits=mean_bits)
+
+
+@pytest.mark.parametrize(
+    ("trained", "conversion", "wanted"),
+    [
+        (
+            {"weights": "int4"},
+            Conversion("onnx"),
+            "int4 with a scale for each 128, which onnx does not store",
+        ),
+        (
+            {"weights": "int8"},
+            Conversion("onnx"),
+            "int8 with a scale for each 128, which onnx does not store",
+        ),
+        ({"weights": "q4_0"}, Conversion("onnx"), "for q4_0, which onnx does not store"),
+        ({"weights": "q4_0"}, Conversion("hf"), "for q4_0, which hf does not store"),
+        ({"weights": "int4"}, Conversion("dcp"), "which dcp does not store"),
+        (
+            {"weights": "int8", "group": "row"},
+            Conversion("onnx", numbers="int8"),
+            "onnx stores the integers that quantize trains for, so int8 has no effect",
+        ),
+    ],
+)
+def test_a_form_that_does_not_store_what_was_trained_is_told(
+    trained: dict[str, Any], conversion: Conversion, wanted: str
+) -> None:
+    with pytest.raises(InputError, match=wanted):
+        with_scheme(conversion, QuantizeSpec.model_validate(trained))
+
+
+def test_forms_that_store_what_was_trained_get_its_scheme() -> None:
+    rows = QuantizeSpec(weights="int8", group="row", activations="dynamic")
+    assert with_scheme(Conversion("onnx"), rows) == Conversion("onnx", scheme=rows.scheme)
+    blocks = QuantizeSpec(weights="q8_0")
+    assert with_scheme(Conversion("gguf"), blocks) == Conversion("gguf", numbers="q8_0", scheme=blocks.scheme)
