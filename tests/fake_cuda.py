@@ -34,13 +34,14 @@ COUNTS_ROWS = ("nonzero", "masked_select", "unique_consecutive", "_unique2")
 
 
 class Waits(TorchDispatchMode):
-    """Answers what the host asks of a tensor, and notes where it has to wait for the device: `places`; and which
-    operators of `attention` there were."""
+    """Answers what the host asks of a tensor, and notes where it has to wait for the device: `places`; which operators
+    of `attention` there were; and which groups sent something, by name, and on which device: `sent`."""
 
     def __init__(self) -> None:
         super().__init__()
         self.places: list[str] = []
         self.attention: set[str] = set()
+        self.sent: set[tuple[str, str]] = set()
 
     def note(self) -> None:
         """The host waits now."""
@@ -61,6 +62,9 @@ class Waits(TorchDispatchMode):
             [t for t in tree_iter((args, kwargs)) if isinstance(t, torch.Tensor)],
         )
         on_device = any(t.is_cuda for t in given)
+        if func.namespace == "c10d":
+            group = next(each for each in args if isinstance(each, torch.ScriptObject))
+            self.sent |= {(dist.ProcessGroup.unbox(group).group_name, t.device.type) for t in given}
         if "attention" in name or "attn" in name:
             self.attention.add(name)
         if name == "_local_scalar_dense":
@@ -198,7 +202,7 @@ def fake_cuda(rank: int, world: int, rows: int = 0) -> Iterator[Waits]:
             patch.setattr(FakeTensor, "tolist", tolist)
             patch.setattr(fsdp, "_device_mesh", real_mesh)
             patch.setattr(schedules._PipelineSchedule, "_warmup_p2p", agreed)
-            patch.setattr(block_maxima, "union", lambda numbers, groups: np.unique(numbers))
+            patch.setattr(block_maxima, "union", lambda numbers, groups, device: np.unique(numbers))
             patch.setattr(losses, "gather_json", lambda value: [value, ["loss", "count", "correct"]])
             patch.setattr(torch.utils, "weakref", _NoWeakReferences)
             with FakeTensorMode(allow_non_fake_inputs=True), waits:

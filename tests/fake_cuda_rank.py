@@ -116,6 +116,8 @@ def waits_of(case: dict[str, Any]) -> dict[str, list[str]]:
         assert homes <= {"cuda" if layout.offload == "none" else "cpu"}, homes
         found["snapshot"] = list(waits.places)
         found["attention"] = sorted(waits.attention)
+        of_host = {name for name, kind in waits.sent if kind != "cuda"} - {group.group_name}
+        assert layout.offload != "none" or not of_host, "a group without gloo sends tensors of the host"
     return found
 
 

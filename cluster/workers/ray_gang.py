@@ -32,6 +32,8 @@ END_FACTOR = 2.0
 """Ranks may take this many times the slowest end that was seen, if that is longer than `DeviceLimits.end`."""
 SUSPECT_SECONDS = 60.0
 """Seconds for which a node that did not answer gets no ranks, unless it answers or Ray declares it dead first."""
+SUSPECT_ANSWER_TIMEOUT = 0.05
+"""Seconds to wait for an actor's answer on a node that is suspected already."""
 LAUNCH_TIMEOUT = 20.0
 """Seconds to wait until a prewarmed worker has started a rank, which takes milliseconds normally."""
 OUTPUT_TIMEOUT = 0.2
@@ -214,9 +216,13 @@ class RayGang:
 
     def _request_groups(self, groups: int) -> None:
         """Request placement groups until `groups` worker groups are ready or pending."""
+        missing = groups - len(self._groups) - len(self._pending)
+        if missing <= 0:
+            return
         avoid = self._avoid | self._suspected_nodes()
-        for _ in range(groups - len(self._groups) - len(self._pending)):
-            self._pending.append(PendingGroup(self._group_spec, avoid=avoid, shared=self._shared))
+        alive = nodes.alive()
+        for _ in range(missing):
+            self._pending.append(PendingGroup(self._group_spec, avoid, alive, shared=self._shared))
 
     def _release_surplus(self) -> None:
         """Release the worker groups beyond those to keep ready, for others need their room. Ranks keep theirs."""
@@ -263,10 +269,16 @@ class RayGang:
         return f" on {_listed(late)}" if late else ""
 
     def _advance(self, wait: float) -> None:
-        """Move pending groups that are complete to the ready ones, and drop those whose actors died."""
+        """Move pending groups that are complete to the ready ones, and drop those whose actors died.
+
+        Before that, wait up to `wait` seconds for all of them together.
+        """
+        awaited = [reference for pending in self._pending for reference in pending.awaited]
+        if wait and awaited:
+            ray.wait(awaited, num_returns=len(awaited), timeout=wait)
         for pending in list(self._pending):
             try:
-                if group := pending.advance(wait):
+                if group := pending.advance():
                     self._groups.append(group)
                     self._pending.remove(pending)
             except RayError:
@@ -274,13 +286,16 @@ class RayGang:
                 self._pending.remove(pending)
 
     def _check_nodes(self) -> None:
-        """Request one missing worker group if there is room, and mark the ranks whose nodes are being drained."""
+        """Request missing worker groups for which there is room, and mark the ranks whose nodes are being drained."""
         self._reclaim_responsive()
         spec = self._group_spec
         missing = self._target_workers // spec.ranks - len(self._groups) - len(self._pending)
         avoided = self._avoid | self._suspected_nodes()
-        if missing > 0 and nodes.free_workers(spec.bundle, avoided) >= spec.ranks:
-            self._request_groups(len(self._groups) + len(self._pending) + 1)
+        if missing > 0:
+            room = [workers for _, workers in nodes.free_by_node(spec.bundle, avoided)]
+            # A group may also be spread, if no node has room for all of it.
+            fitting = max(sum(workers // spec.ranks for workers in room), int(sum(room) >= spec.ranks))
+            self._request_groups(len(self._groups) + len(self._pending) + min(missing, fitting))
         self._advance(wait=0.0)
         drained = nodes.draining()
         for number, (group, index) in enumerate(self._slots):
@@ -374,6 +389,7 @@ class RayGang:
         _, master = locations[0]
         local_ranks: dict[str, int] = {}
         launches = []
+        shared_config = ray.put(config)
         for number, ((group, index), (node, address)) in enumerate(zip(self._slots, locations, strict=True)):
             local_rank = local_ranks[node] = local_ranks.get(node, -1) + 1
             rank_info = RankInfo(
@@ -382,11 +398,10 @@ class RayGang:
             rank = {
                 "rank_info": dataclasses.asdict(rank_info),
                 "target": target,
-                "config": config,
                 "server": self._heartbeats.address,
                 "token": token,
             }
-            launches.append(group.hosts[index].launch.remote(rank, output))
+            launches.append(group.hosts[index].launch.remote(rank, shared_config, output))
         for (group, _), (_, address), reference in zip(self._slots, locations, launches, strict=True):
             try:
                 ray.get(reference, timeout=LAUNCH_TIMEOUT)
@@ -398,10 +413,13 @@ class RayGang:
         """Return why a rank is dead, and a line for people: how its process ended, or that its node does not answer."""
         group, index = self._slots[rank.rank]
         limit = self._group_spec.bundle.limits.end
+        # Ranks of a dead node are asked about one by one, and the first one has waited for an answer of the node.
+        is_suspected = group.locations[index][0] in self._suspected_nodes()
+        answer_timeout = SUSPECT_ANSWER_TIMEOUT if is_suspected else ANSWER_TIMEOUT
         deadline = time.monotonic() + limit
         try:
             while time.monotonic() < deadline:
-                if cause := ray.get(group.hosts[index].cause.remote(rank.pid), timeout=ANSWER_TIMEOUT):
+                if cause := ray.get(group.hosts[index].cause.remote(rank.pid), timeout=answer_timeout):
                     if cause.end == "lost":
                         self._discard_lost(group)
                     return cause, cause.text or "the process that starts ranks has ended"

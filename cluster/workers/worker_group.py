@@ -84,11 +84,17 @@ class WorkerHost:
         """Return the id and the address of its node."""
         return ray.get_runtime_context().get_node_id(), ray.util.get_node_ip_address()
 
-    def launch(self, rank: dict[str, Any], output: OutputTarget | None) -> int:
-        """Kill the previous rank, fork the next one, and return its process id. Its output is copied to `output`."""
+    def launch(self, rank: dict[str, Any], config: dict[str, Any], output: OutputTarget | None) -> int:
+        """Kill the previous rank, fork the next one, and return its process id. Its output is copied to `output`.
+
+        Args:
+            rank: the arguments of `rank_process.run` that only this rank has.
+            config: the configuration of all ranks, which Ray brings to each node once.
+            output: see `RankOutput`.
+        """
         self.end_ranks()
         self._output = RankOutput(log_of(rank["rank_info"]["rank"]), output)
-        self._pid = self._fork_server.launch(**rank, output=self._output.path)
+        self._pid = self._fork_server.launch(**rank, config=config, output=self._output.path)
         return self._pid
 
     def end_ranks(self) -> None:
@@ -197,16 +203,18 @@ def wait_for_ends(stopping: Sequence[UnresponsiveGroup], seconds: float) -> None
 class PendingGroup:
     """A worker group in the making: Ray grants its placement group, its actors start, and their imports end."""
 
-    def __init__(self, spec: GroupSpec, avoid: Set[str], shared: str = "") -> None:
+    def __init__(
+        self, spec: GroupSpec, avoid: Set[str], alive: Sequence[nodes.Node], shared: str = ""
+    ) -> None:
         """Request the placement group, packed onto one node if any is large enough.
 
         Args:
             spec: the worker group to make.
             avoid: ids or addresses of nodes to leave out.
+            alive: the alive nodes.
             shared: see `WorkerHost`.
         """
         ranks, bundle = spec.ranks, spec.bundle
-        alive = nodes.alive()
         fits_one_node = any(nodes.fitting_workers(n.total, n.labels, bundle) >= ranks for n in alive)
         avoided = sorted(n.id for n in alive if n.id in avoid or n.address in avoid)
         labels = dict(bundle.labels)
@@ -223,13 +231,18 @@ class PendingGroup:
         self._hosts: list[Any] = []
         self._answers: list[Any] = []
 
-    def advance(self, wait: float) -> WorkerGroup | None:
-        """Return the worker group if it is complete within about `wait` seconds, else None.
+    @property
+    def awaited(self) -> list[Any]:
+        """What it waits for next: the placement group, then the answers of its actors."""
+        return self._answers or [self._ready]
+
+    def advance(self) -> WorkerGroup | None:
+        """Return the worker group if it is complete, else None. Starts the actors once the placement group is granted.
 
         Raises:
             RayError: one of its actors has died.
         """
-        if not self._hosts and self._is_granted(wait):
+        if not self._hosts and ray.wait([self._ready], timeout=0)[0]:
             remote: Any = ray.remote(WorkerHost)
             bundle = self.spec.bundle
             for number in range(self.spec.ranks):
@@ -240,7 +253,7 @@ class PendingGroup:
                 self._hosts.append(worker.remote(self.spec.target, bundle.stands_by, self._shared))
             self._answers = [host.location.remote() for host in self._hosts]
             self._answers += [host.exits.remote() for host in self._hosts]
-        if not self._hosts or ray.wait(self._answers, num_returns=len(self._answers), timeout=wait)[1]:
+        if not self._hosts or ray.wait(self._answers, num_returns=len(self._answers), timeout=0)[1]:
             return None
         locations = tuple(tuple(location) for location in ray.get(self._answers[: self.spec.ranks]))
         return WorkerGroup(self.group, self.spec, hosts=tuple(self._hosts), locations=locations)
@@ -261,9 +274,6 @@ class PendingGroup:
     def release(self) -> None:
         """Kill the actors that have started, and free the placement group."""
         release(self.group, self._hosts)
-
-    def _is_granted(self, wait: float) -> bool:
-        return bool(ray.wait([self._ready], timeout=wait)[0])
 
     @property
     def granted(self) -> int:

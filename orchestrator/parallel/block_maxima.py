@@ -45,7 +45,7 @@ class BlockMaxima:
         """See `Maxima`. All ranks that divide the same parameters call it together."""
         if self._agreed is None:
             mine = np.concatenate([np.empty(0, np.int64), *(self._first[name] + n for name, n in blocks)])
-            everyone = union(mine, self._groups)
+            everyone = union(mine, self._groups, values.device)
             indices = torch.from_numpy(np.searchsorted(everyone, mine)).to(values.device)
             self._agreed = indices, len(everyone)
         indices, count = self._agreed
@@ -60,17 +60,20 @@ class BlockMaxima:
         return maxima[..., indices]
 
 
-def union(numbers: Numbers, groups: Sequence[ProcessGroup]) -> Numbers:
-    """Return the numbers that any rank of the groups has, ascending. All ranks call it together."""
+def union(numbers: Numbers, groups: Sequence[ProcessGroup], device: torch.device) -> Numbers:
+    """Return the numbers that any rank of the groups has, ascending. All ranks call it together.
+
+    Messages are tensors on `device`: on a GPU the groups have no other backend than NCCL.
+    """
     merged = np.unique(numbers)
     for group in groups:
-        sizes = torch.empty(group.size, dtype=torch.int64)
-        dist.all_gather_single(sizes, torch.tensor([len(merged)]), group=group.handle)
-        padded = torch.zeros(int(sizes.max()), dtype=torch.int64)
+        sizes = torch.empty(group.size, dtype=torch.int64, device=device)
+        dist.all_gather_single(sizes, torch.tensor([len(merged)], device=device), group=group.handle)
+        padded = torch.zeros(int(sizes.max()), dtype=torch.int64, device=device)
         padded[: len(merged)] = torch.from_numpy(merged)
-        everyone = torch.empty(group.size * len(padded), dtype=torch.int64)
+        everyone = torch.empty(group.size * len(padded), dtype=torch.int64, device=device)
         dist.all_gather_single(everyone, padded, group=group.handle)
-        by_rank = everyone.view(group.size, -1).numpy()
+        by_rank = everyone.view(group.size, -1).cpu().numpy()
         merged = np.unique(
             np.concatenate(
                 [rank_numbers[:size] for rank_numbers, size in zip(by_rank, sizes.tolist(), strict=True)]

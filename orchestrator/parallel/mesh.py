@@ -19,6 +19,16 @@ from orchestrator.parallel.witness import Witness
 Coordinate = dict[str, int]
 
 
+def backend_of_groups(layout: Layout) -> str | None:
+    """Return the backend of the groups within the world: on GPUs NCCL alone; None for that of the world.
+
+    Messages of the host go through the world. Only with offloaded state does a group send tensors of the host, and so
+    needs gloo, which costs a rank two threads, a listening socket and an exchange of addresses for each group.
+    """
+    nccl = "cuda:nccl"
+    return nccl if nccl in dist.get_backend_config() and layout.offload == "none" else None
+
+
 @dataclass(frozen=True)
 class ProcessGroup:
     """A group of ranks that run collectives together.
@@ -85,6 +95,7 @@ class Mesh:
         self.clock = clock
         self.witness = Witness()
         self.rank = dist.get_rank()
+        self._backend = backend_of_groups(layout)
         self.coordinate: Coordinate = layout.coordinate(self.rank)
         # This rank's groups by their ranks: axes of equal ranks share one. None for a group of one rank.
         everyone = tuple(range(layout.world))
@@ -127,7 +138,7 @@ class Mesh:
         if len(pipeline_ranks) > 1 and not is_member and pipeline_ranks not in self._counted:
             # torch names a group by its ranks and the number of groups that the process has made. That number must not
             # differ between the members of a later group, so ranks outside of this group make a group of one rank.
-            dist.new_group([self.rank], COLLECTIVE_TIMEOUT, use_local_synchronization=True)
+            self._make([self.rank])
         self._counted.add(pipeline_ranks)
         return result
 
@@ -159,9 +170,10 @@ class Mesh:
         """
         members = tuple(ranks)
         if self._made.get(members) is None and (len(members) > 1 or even_of_one):
-            # The timeout is passed explicitly: a new group does not inherit that of the world.
-            self._made[members] = dist.new_group(
-                list(members), COLLECTIVE_TIMEOUT, use_local_synchronization=True
-            )
+            self._made[members] = self._make(list(members))
         handle = self._made.get(members)
         return ProcessGroup(members, members.index(self.rank), handle, self.clock, self.witness)
+
+    def _make(self, members: list[int]) -> dist.ProcessGroup:
+        # The timeout is passed explicitly: a new group does not inherit that of the world.
+        return dist.new_group(members, COLLECTIVE_TIMEOUT, self._backend, use_local_synchronization=True)

@@ -20,6 +20,9 @@ class Backend(Protocol):
         exist.
         """
 
+    def size(self, path: str) -> int:
+        """Return the size of a file in bytes. Raises FileNotFoundError."""
+
     def read(self, path: str) -> bytes:
         """Return the content of a file. Raises FileNotFoundError."""
 

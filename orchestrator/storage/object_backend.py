@@ -46,6 +46,9 @@ class ObjectBackend:
         skip = len(self.root) + 1
         return {path[skip:]: int(info["size"]) for path, info in entries.items() if info["type"] == "file"}
 
+    def size(self, path: str) -> int:
+        return int(self.fs.info(self._path(path))["size"])
+
     def read(self, path: str) -> bytes:
         return bytes(self.fs.cat_file(self._path(path)))
 

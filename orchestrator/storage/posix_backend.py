@@ -45,6 +45,9 @@ class PosixBackend:
                     continue
         return sizes
 
+    def size(self, path: str) -> int:
+        return os.stat(self._path(path)).st_size
+
     def read(self, path: str) -> bytes:
         with open(self._path(path), "rb") as file:
             return file.read()

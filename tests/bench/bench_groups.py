@@ -7,6 +7,9 @@ have the same axes. With gloo every rank is a process that is forked from this o
 the groups of its layout, and does one sum over all ranks and one in each of its groups. Three variants take turns: the
 connections of every group made at once and groups of all ranks by all ranks (torch's default), the same with lazy
 connections, and this project's mesh with lazy connections. Sockets are counted after the sums.
+
+`--cuda` measures what gloo costs beside NCCL, where groups have both or NCCL alone. A backend without work stands for
+NCCL, so what NCCL takes is not in the figures. Each rank makes its groups, and does one sum over all ranks on its host.
 """
 
 from __future__ import annotations
@@ -29,6 +32,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
+from orchestrator.parallel import mesh as meshes
 from orchestrator.parallel.device import LAZY_GLOO
 from orchestrator.parallel.layout import AXES, Layout
 from orchestrator.parallel.mesh import Mesh
@@ -57,6 +61,35 @@ def sockets() -> int:
         with contextlib.suppress(FileNotFoundError):
             found += os.readlink(f"/proc/self/fd/{descriptor}").startswith("socket")
     return found
+
+
+def threads() -> int:
+    """Return how many threads this process has."""
+    return len(os.listdir("/proc/self/task"))
+
+
+def join_with_gpu(variant: str, port: int, rank: int, layout: Layout, answer: Connection) -> None:
+    """The program of one rank with real gloo, and with a stand-in for NCCL."""
+    try:
+        torch.set_num_threads(1)
+        os.environ[LAZY_GLOO] = "1"
+        store = dist.TCPStore("127.0.0.1", port, is_master=rank == 0, wait_for_workers=False)
+        dist.init_process_group("cpu:gloo,cuda:fake", store=store, rank=rank, world_size=layout.world)
+        dist.all_reduce(torch.ones(1))
+        before = sockets(), threads()
+        answer.send("ready")
+        answer.recv()
+        started = time.perf_counter()
+        alone = {"both": None, "NCCL alone": "cuda:fake"}[variant]
+        meshes.backend_of_groups = lambda layout: alone
+        Mesh(layout)
+        seconds = time.perf_counter() - started
+        dist.all_reduce(torch.ones(1))
+        answer.send((seconds, sockets() - before[0], threads() - before[1]))
+        answer.recv()
+    except Exception:
+        traceback.print_exc()
+    os._exit(0)
 
 
 def join(variant: str, port: int, rank: int, layout: Layout, answer: Connection) -> None:
@@ -88,12 +121,12 @@ def join(variant: str, port: int, rank: int, layout: Layout, answer: Connection)
     os._exit(0)
 
 
-def on_gloo(variant: str, layout: Layout, port: int) -> tuple[float, float]:
-    """Return the seconds of the slowest rank, and the sockets of a rank in the mean."""
+def on_gloo(program: Callable[..., None], variant: str, layout: Layout, port: int) -> tuple[float, ...]:
+    """Return the seconds of the slowest rank, and in the mean what else each rank counts."""
     context = mp.get_context("fork")
     pipes = [context.Pipe() for _ in range(layout.world)]
     ranks = [
-        context.Process(target=join, args=(variant, port, rank, layout, pipes[rank][1]))
+        context.Process(target=program, args=(variant, port, rank, layout, pipes[rank][1]))
         for rank in range(layout.world)
     ]
     for each in ranks:
@@ -105,14 +138,40 @@ def on_gloo(variant: str, layout: Layout, port: int) -> tuple[float, float]:
     for each in ranks:
         each.join(30)
         each.kill()
-    return max(seconds for seconds, _ in found), statistics.mean(count for _, count in found)
+    seconds, *counts = zip(*found, strict=True)
+    return max(seconds), *map(statistics.mean, counts)
+
+
+def on_gpus(worlds: list[int], rounds: int) -> None:
+    print(
+        "gloo beside a stand-in for NCCL: the slowest rank's seconds, a rank's further sockets and threads, medians"
+    )
+    port = 29900
+    for world in worlds:
+        # Like a node of a large layout: tensor parallelism within, pipelines and copies across.
+        layout = Layout(pp=2, dp=world // 4, tp=2, zero=3, shard=world // 8)
+        found: dict[str, list[tuple[float, ...]]] = {"both": [], "NCCL alone": []}
+        for _ in range(rounds):
+            for variant, rows in found.items():
+                port += 1
+                rows.append(on_gloo(join_with_gpu, variant, layout, port))
+        for variant, rows in found.items():
+            seconds, more, started = (statistics.median(column) for column in zip(*rows, strict=True))
+            print(
+                f"  {world:4} ranks, {variant:10}: {seconds:.4f} s, {more:.0f} sockets, {started:.0f} threads",
+                flush=True,
+            )
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--ranks", type=int, nargs="*", default=[8, 32])
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--cuda", action="store_true", help="only what gloo costs beside NCCL")
     asked = parser.parse_args()
+    if asked.cuda:
+        on_gpus(asked.ranks, asked.rounds)
+        return
     print("fake group, one rank, median seconds")
     for layout in LARGE:
         times: dict[str, list[float]] = {"torch": [], "ours": []}
@@ -128,11 +187,11 @@ def main() -> None:
     port = 29600
     for world in asked.ranks:
         layout = Layout(pp=2, dp=world // 4, tp=2)
-        found: dict[str, list[tuple[float, float]]] = {"torch": [], "torch, lazy": [], "ours": []}
+        found: dict[str, list[tuple[float, ...]]] = {"torch": [], "torch, lazy": [], "ours": []}
         for _ in range(asked.rounds):
             for variant, rows in found.items():
                 port += 1
-                rows.append(on_gloo(variant, layout, port))
+                rows.append(on_gloo(join, variant, layout, port))
         for variant, rows in found.items():
             seconds, count = (statistics.median(column) for column in zip(*rows, strict=True))
             print(f"  {world:4} ranks, {variant:11}: {seconds:.3f} s, {count:.0f} sockets", flush=True)

@@ -20,6 +20,7 @@ from orchestrator.checkpoint.shared_memory import SharedBuffer
 from orchestrator.parallel.context import bounds_of_chunk
 from orchestrator.parallel.device import COMPUTE, Device, set_numerics
 from orchestrator.parallel.layout import Layout
+from orchestrator.parallel.mesh import backend_of_groups
 from orchestrator.train.engines.torch_engine import TorchEngine
 from workloads.model import kernels
 from workloads.model.kernels import attend
@@ -195,3 +196,16 @@ def test_bf16_agrees_with_the_cpu(model: str, alone: dist.ProcessGroup) -> None:
     of = {"model": model, "train": {"precision": "bf16"}}
     found, wanted = (steps(engine_of(of, device, alone), of, 4) for device in ("cuda", "cpu"))
     assert found == pytest.approx(wanted, rel=2**-7)
+
+
+@pytest.mark.gpu
+def test_a_group_within_the_whole_is_of_nccl_alone(alone: dist.ProcessGroup) -> None:
+    assert backend_of_groups(dataclasses.replace(PLAIN, offload="optimizer")) is None
+    backend = backend_of_groups(PLAIN)
+    assert backend == "cuda:nccl"
+    group = dist.new_group([0], backend=backend, use_local_synchronization=True)
+    ones = torch.ones(4, device="cuda")
+    dist.all_reduce(ones, group=group)
+    assert ones.tolist() == [1.0] * 4
+    with pytest.raises(RuntimeError, match="No backend type associated with device type cpu"):
+        dist.all_reduce(torch.ones(1), group=group)

@@ -44,7 +44,7 @@ def cache_for(manifest: DataManifest, keep: int | None, growing: bool) -> BlockC
     folder = copies_of(manifest)
     if keep is None:
         keep = shutil.disk_usage(folder).free // 2
-    size = sum(shard.tokens for shard in manifest.shards) * np.dtype(manifest.dtype).itemsize
+    size = sum(source.tokens for source in manifest.sources) * np.dtype(manifest.dtype).itemsize
     copied = sum(path.stat().st_size for path in folder.glob("*.bin"))
     is_copied = size - copied <= keep and not growing
     return None if is_copied or manifest.format < 2 else BlockCache(folder / "blocks", keep)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 from orchestrator.config.errors import InputError
 from orchestrator.storage.atomic import remove_drafts
@@ -12,6 +13,7 @@ from orchestrator.storage.posix_backend import PosixBackend
 from orchestrator.storage.retry import Retry
 from orchestrator.storage.uri import check_uri
 
+Answer = TypeVar("Answer")
 TIMEOUT = 30.0
 """Seconds for a small call to a remote store."""
 
@@ -32,8 +34,15 @@ class DataFolder:
 
     def read(self, name: str) -> bytes | None:
         """Return the content of a file; None if it is missing. Raises InputError if permission is denied."""
+        return self._of_file(self.backend.read, name)
+
+    def size(self, name: str) -> int | None:
+        """Return the size of a file in bytes; None if it is missing. Raises InputError if permission is denied."""
+        return self._of_file(self.backend.size, name)
+
+    def _of_file(self, ask: Callable[[str], Answer], name: str) -> Answer | None:
         try:
-            return self.retry(self.backend.read, name)
+            return self.retry(ask, name)
         except (FileNotFoundError, NotADirectoryError):
             return None
         except PermissionError as error:

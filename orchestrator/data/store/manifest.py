@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import xxhash
 
 from orchestrator.config.errors import InputError
@@ -65,6 +69,37 @@ class TokenShard:
     turns: dict[str, int] = field(default_factory=dict)
 
 
+def part_of(file: str) -> int:
+    """Return the number of a shard's part of the text, which names its file."""
+    return int(Path(file).stem)
+
+
+@dataclass(frozen=True, eq=False)
+class MappedShards(Sequence[TokenShard]):
+    """Shards in memory-mapped arrays, which all processes of a node share. A shard is parsed when it is asked for.
+
+    Attributes:
+        rows: the shards as JSON, one after the other, uint8.
+        ends: the index in `rows` after each shard, int64 [shards + 1], with the begin of the first shard before.
+        lengths, parts: see `PreparedSource`.
+    """
+
+    rows: np.ndarray
+    ends: np.ndarray
+    lengths: np.ndarray
+    parts: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+    def __getitem__(self, index: Any) -> Any:
+        """Return a shard, or a tuple of shards for a slice. Raises IndexError."""
+        if isinstance(index, slice):
+            return tuple(map(self.__getitem__, range(*index.indices(len(self)))))
+        number = range(len(self))[index]
+        return TokenShard(**json.loads(self.rows[self.ends[number] : self.ends[number + 1]].tobytes()))
+
+
 @dataclass(frozen=True)
 class PreparedSource:
     """The shards of one source in the order of its text. `uri` is the location of the text when it was prepared, or
@@ -72,12 +107,26 @@ class PreparedSource:
     """
 
     uri: str
-    shards: tuple[TokenShard, ...]
+    shards: Sequence[TokenShard]
 
     @property
     def tokens(self) -> int:
         """Tokens in all shards."""
-        return sum(s.tokens for s in self.shards)
+        return int(self.lengths.sum())
+
+    @property
+    def lengths(self) -> np.ndarray:
+        """Tokens of each shard, int64 [shards]."""
+        if isinstance(self.shards, MappedShards):
+            return self.shards.lengths
+        return np.array([shard.tokens for shard in self.shards], dtype=np.int64)
+
+    @property
+    def parts(self) -> np.ndarray:
+        """The number of each shard's part of the text, int64 [shards], ascending."""
+        if isinstance(self.shards, MappedShards):
+            return self.shards.parts
+        return np.array([part_of(shard.file) for shard in self.shards], dtype=np.int64)
 
 
 ADDED_LATER = ("records", "engines", "rejected", "chat", "inner_ends", "named", "own", "code")
@@ -158,7 +207,7 @@ class DataManifest:
         """Number of documents, counting each table row as one, however many records it has."""
         return self.documents - self.turns.get("more", 0)
 
-    @property
+    @cached_property
     def digest(self) -> str:
         """xxh3_128 over the shards' checksums in order. Data with equal digests has the same tokens, or own samples."""
         if self.own:
@@ -170,7 +219,11 @@ class DataManifest:
         """Return the manifest as JSON. Empty optional fields are left out, so that checksums of earlier versions stay
         valid.
         """
-        document = asdict(self)
+        document = asdict(replace(self, sources=()))
+        document["sources"] = [
+            {"uri": source.uri, "shards": [asdict(shard) for shard in source.shards]}
+            for source in self.sources
+        ]
         for shard in (shard for source in document["sources"] for shard in source["shards"]):
             if self.format < 3:  # the checksum covers the original keys
                 del shard["contents"]
@@ -201,7 +254,11 @@ class DataManifest:
 
     def checksum(self) -> str:
         """xxh3_128 of the manifest."""
-        return xxhash.xxh3_128_hexdigest(json.dumps(self.to_json(), sort_keys=True).encode())
+        return _checksum(self.to_json())
+
+
+def _checksum(document: dict[str, Any]) -> str:
+    return xxhash.xxh3_128_hexdigest(json.dumps(document, sort_keys=True).encode())
 
 
 class DamagedManifest(InputError):
@@ -213,6 +270,12 @@ def read(folder: DataFolder, name: str = NAME) -> DataManifest | None:
 
     Raises InputError if its format is unknown, DamagedManifest if it is damaged.
     """
+    document = read_document(folder, name)
+    return document and document[1]
+
+
+def read_document(folder: DataFolder, name: str = NAME) -> tuple[dict[str, Any], DataManifest] | None:
+    """Return the JSON of a manifest too, with its checksum. Arguments and errors as for `read`."""
     try:
         data = folder.read_json(name)
         if data is None:
@@ -221,11 +284,13 @@ def read(folder: DataFolder, name: str = NAME) -> DataManifest | None:
             formats = f"{', '.join(map(str, FORMATS[:-1]))} or {FORMATS[-1]}"
             problem = f"is of format {data['format']}, not {formats}"
             raise InputError(problem, folder.uri, "prepare the data again")
-        checksum = data.pop("checksum", None)
-        manifest = DataManifest.from_json(data)
-        if manifest.format > 1 and manifest.checksum() != checksum:
+        content = {key: value for key, value in data.items() if key != "checksum"}
+        manifest = DataManifest.from_json(content)
+        # What the file says has the recorded checksum, or else what is understood of it: that takes much longer.
+        known = data.get("checksum")
+        if manifest.format > 1 and _checksum(content) != known and manifest.checksum() != known:
             raise ValueError("its checksum is another")
-        return manifest
+        return data, manifest
     except (ValueError, KeyError, TypeError) as error:
         problem = f"holds a damaged {name} ({error!r})"
         raise DamagedManifest(

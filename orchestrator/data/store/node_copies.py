@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -26,6 +27,11 @@ def copies_of(manifest: DataManifest) -> Path:
     copies = own_folder_or_another("tokens") / manifest.fingerprint
     copies.mkdir(exist_ok=True, mode=0o700)
     return copies
+
+
+def derived_folder(folder: DataFolder) -> Path | None:
+    """Return the data's own folder, if files that are derived from the data may be written there; None otherwise."""
+    return Path(folder.uri) if folder.local and os.access(folder.uri, os.W_OK) else None
 
 
 def downloaded(folder: DataFolder, manifest: DataManifest, shard: TokenShard) -> Path:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import os
+import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
@@ -23,7 +23,8 @@ from orchestrator.data.store import manifest
 from orchestrator.data.store.blocks import RemoteShard, cache_for
 from orchestrator.data.store.data_folder import DataFolder
 from orchestrator.data.store.manifest import DataManifest, TokenShard
-from orchestrator.data.store.node_copies import AGAIN, copies_of, downloaded
+from orchestrator.data.store.mapped_manifest import read_mapped
+from orchestrator.data.store.node_copies import AGAIN, copies_of, derived_folder, downloaded
 from orchestrator.data.store.verified_shard import DamagedShard, DataGone, VerifiedShard, quarantine
 from orchestrator.storage.read_at_once import read_at_once
 from orchestrator.storage.retry import Retry
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
 AT_ONCE = 16
 """Windows that are read from a store in parallel."""
 MAPPED = 4096
-"""Files that are mapped at the same time; a process may map some ten thousand."""
+"""Shards that are open at the same time; a process may map some ten thousand files."""
 POLL = 0.5
 """Seconds between two checks for the next section of data that is still being prepared."""
 
@@ -55,10 +56,9 @@ class Tokens:
         self.sections = sections
         self.keep = keep
         self._cache = None if folder.local else cache_for(manifest, keep, sections is not None)
-        self._mapped: OrderedDict[VerifiedShard, None] = OrderedDict()
-        self._shards: list[list[VerifiedShard | RemoteShard]] = [[] for _ in manifest.sources]
-        self._ends = [np.zeros(0, np.int64) for _ in manifest.sources]
-        self._parts = [np.zeros(0, np.int64) for _ in manifest.sources]
+        self._opened: OrderedDict[tuple[int, int], VerifiedShard | RemoteShard] = OrderedDict()
+        """The most recently used shards by source and index."""
+        self._guard = threading.Lock()
         self._take(manifest)
 
     @classmethod
@@ -70,7 +70,7 @@ class Tokens:
         node; otherwise single blocks are, when they are read. Raises DataGone if the data is missing or damaged.
         """
         folder = DataFolder(uri, retry)
-        if commit := manifest.read(folder):
+        if commit := read_mapped(folder):
             return cls(folder, commit, None, keep)
         if so_far := published.so_far(folder):
             return cls(folder, *so_far, keep)
@@ -84,8 +84,7 @@ class Tokens:
         give_up = self.folder.retry.give_up
         while self.sections is not None and self.sections <= number:
             if section := published.read_section(self.folder, self.sections):
-                self._take(section)
-                self.manifest = published.joined(self.manifest, section)
+                self._take(published.joined(self.manifest, section))
                 self.sections += 1
             elif give_up and give_up():
                 raise StoppedWaiting(f"section {number} is not prepared yet")
@@ -93,20 +92,33 @@ class Tokens:
                 time.sleep(POLL)
 
     def _take(self, manifest: DataManifest) -> None:
-        """Open the shards of more data."""
-        for number, source in enumerate(manifest.sources):
-            try:
-                more = [self._opened(shard) for shard in source.shards]
-            except ValueError as error:
-                raise DataGone(str(error), self.folder.uri, AGAIN) from None
-            self._shards[number] += more
-            before = self.length(number)
-            ends = before + np.cumsum([len(shard) for shard in more], dtype=np.int64)
-            parts = [int(Path(shard.file).stem) for shard in source.shards]
-            self._parts[number] = np.append(self._parts[number], np.array(parts, dtype=np.int64))
-            self._ends[number] = np.append(self._ends[number], ends)
+        """Replace the manifest by one of as much or more data.
 
-    def _opened(self, shard: TokenShard) -> VerifiedShard | RemoteShard:
+        Its shards are opened, unless there are too many: those are opened when they are read. Whole copies of remote
+        shards are made now.
+        """
+        self.manifest = manifest
+        self._ends = [np.cumsum(source.lengths) for source in manifest.sources]
+        self._parts = [source.parts for source in manifest.sources]
+        if self._cache is None and not self.folder.local:
+            for shard in manifest.shards:
+                downloaded(self.folder, manifest, shard)
+        if self._cache is None and sum(map(len, self._ends)) <= MAPPED:
+            for source, ends in enumerate(self._ends):
+                for number in range(len(ends)):
+                    self._shard(source, number)
+
+    def _shard(self, source: int, number: int) -> VerifiedShard | RemoteShard:
+        """Return a shard, opened. Raises DataGone if it is missing or has the wrong size."""
+        with self._guard:
+            if (source, number) not in self._opened:
+                self._opened[source, number] = self._open(self.manifest.sources[source].shards[number])
+                while len(self._opened) > MAPPED:
+                    self._opened.popitem(last=False)
+            self._opened.move_to_end((source, number))
+            return self._opened[source, number]
+
+    def _open(self, shard: TokenShard) -> VerifiedShard | RemoteShard:
         if self._cache is not None:
             return RemoteShard(self.folder, self.manifest.dtype, shard, self._cache)
         path = (
@@ -114,18 +126,10 @@ class Tokens:
             if self.folder.local
             else downloaded(self.folder, self.manifest, shard)
         )
-        opened = VerifiedShard(path, self.manifest.dtype, shard, maps=len(self._mapped) < MAPPED)
-        if opened.is_mapped:
-            self._mapped[opened] = None
-        return opened
-
-    def _use(self, shard: VerifiedShard | RemoteShard) -> None:
-        """Map a shard that is about to be read. With too many mapped shards, unmap the least recently used one."""
-        if isinstance(shard, VerifiedShard):
-            self._mapped[shard] = None
-            self._mapped.move_to_end(shard)
-            while len(self._mapped) > MAPPED:
-                self._mapped.popitem(last=False)[0].close()
+        try:
+            return VerifiedShard(path, self.manifest.dtype, shard)
+        except ValueError as error:
+            raise DataGone(str(error), self.folder.uri, AGAIN) from None
 
     @property
     def at_once(self) -> int:
@@ -142,7 +146,7 @@ class Tokens:
     @property
     def sources(self) -> int:
         """Number of sources."""
-        return len(self._shards)
+        return len(self.manifest.sources)
 
     def length(self, source: int) -> int:
         """Return the number of tokens of a source."""
@@ -159,9 +163,8 @@ class Tokens:
         number = int(np.searchsorted(ends, start, side="right"))
         filled = 0
         while filled < length:
-            shard = self._shards[source][number]
+            shard = self._shard(source, number)
             at = start + filled - (int(ends[number]) - len(shard))
-            self._use(shard)
             piece = shard.read(at, at + length - filled)
             result[filled : filled + len(piece)] = piece
             filled += len(piece)
@@ -213,9 +216,7 @@ class Tokens:
     @property
     def derived(self) -> Path:
         """The folder on this node's disk for files derived from the data."""
-        if self.folder.local and os.access(self.folder.uri, os.W_OK):
-            return Path(self.folder.uri)
-        return copies_of(self.manifest)
+        return derived_folder(self.folder) or copies_of(self.manifest)
 
     def contents(self, source: int) -> np.ndarray:
         """Return bytes and hash of the text of each document of a source, `contents.ENTRY` [documents].
@@ -251,9 +252,9 @@ class Tokens:
 
     def check(self) -> None:
         """Read and verify everything. Raises DamagedShard."""
-        for number, source in enumerate(self._shards):
-            for shard in source:
-                shard.check()
+        for number, ends in enumerate(self._ends):
+            for index in range(len(ends)):
+                self._shard(number, index).check()
             if self.manifest.format > 1:
                 self.document_ends(number)
             if self.manifest.format > 2:

@@ -124,7 +124,7 @@ def assumed_values(note: Callable[[str], None], on_cpu: bool) -> Iterator[None]:
         replaced(PruneSpec, "is_due", lambda self, step: False),
         replaced(fsdp, "_device_mesh", real_mesh),
         # Other ranks hold parts of about as many blocks again, whose scales are a small vector.
-        replaced(block_maxima, "union", lambda numbers, groups: np.unique(numbers)),
+        replaced(block_maxima, "union", lambda numbers, groups, device: np.unique(numbers)),
         # `Module.to_empty` swaps tensors only if no weak reference to them exists, and fake tensors hold such
         # references to each other.
         replaced(torch.utils, "weakref", _NoWeakReferences),

@@ -40,7 +40,7 @@ def read_section(folder: DataFolder, number: int) -> DataManifest | None:
 def joined(before: DataManifest, section: DataManifest) -> DataManifest:
     """Return the data up to and including a section: its shards follow those before."""
     sources = tuple(
-        PreparedSource(earlier.uri, earlier.shards + later.shards)
+        PreparedSource(earlier.uri, (*earlier.shards, *later.shards))
         for earlier, later in zip(before.sources, section.sources, strict=True)
     )
     sums = {name: getattr(before, name) + getattr(section, name) for name in SUMMED}

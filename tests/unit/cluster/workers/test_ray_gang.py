@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import ray
 from ray.exceptions import ActorDiedError, OutOfMemoryError, RayError
+from stand_in_ray import GRANT, READY, StandInRay, stand_in_ray
 
-from cluster.workers.gang import Cause, RankStatus
+from cluster.workers.gang import Bundle, Cause, RankStatus
 from cluster.workers.ray_gang import RayGang
+from cluster.workers.worker_group import ANSWER_TIMEOUT
 
 
 @pytest.mark.parametrize(
@@ -30,7 +34,8 @@ def test_a_place_that_ray_ended_for_want_of_memory_is_told_from_one_that_is_lost
     host = SimpleNamespace(cause=SimpleNamespace(remote=lambda pid: None))
     gang = RayGang()
     try:
-        gang._slots = [(SimpleNamespace(hosts=[host]), 0)]  # type: ignore[list-item]
+        group: Any = SimpleNamespace(hosts=[host], locations=[("node", "127.0.0.2")])
+        gang._slots = [(group, 0)]
         assert gang._cause(RankStatus(0, "127.0.0.2", 1, "dead"))[0] == cause
     finally:
         gang._heartbeats.close()
@@ -56,3 +61,63 @@ def test_workers_beyond_those_to_keep_are_released_and_those_of_ranks_are_not() 
         assert (released, gang.ready()) == (["coming", "a"], 2)
     finally:
         gang._heartbeats.close()
+
+
+@pytest.fixture
+def gang_of_many() -> Iterator[tuple[StandInRay, RayGang]]:
+    """A gang of 40 groups of 8 ranks, on a node each."""
+    with stand_in_ray(40, 8) as of:
+        gang = RayGang()
+        try:
+            gang.start(320, Bundle(cpu=1), "module:function", {"of": "all"}, ranks_per_group=8)
+            yield of, gang
+        finally:
+            gang._heartbeats.close()
+
+
+def test_groups_are_waited_for_together_and_get_the_configuration_once(
+    gang_of_many: tuple[StandInRay, RayGang],
+) -> None:
+    of, gang = gang_of_many
+    assert gang.ready() == 320
+    assert of.clock.monotonic() < 40 * GRANT + READY + 0.1, "each group costs a wait of its own"
+    assert of.queries == 2, "each group costs a query of all nodes"
+    assert [rank["rank_info"]["rank"] for rank, _, _ in of.launched] == list(range(320))
+    assert all("config" not in rank and config == {"of": "all"} for rank, config, _ in of.launched)
+
+
+def test_of_the_ranks_of_a_dead_node_only_the_first_is_waited_for(
+    gang_of_many: tuple[StandInRay, RayGang],
+) -> None:
+    of, gang = gang_of_many
+    of.dead = {of.names[1]}
+    times = [of.clock.monotonic()]
+    for rank in range(8, 16):
+        assert gang._cause(RankStatus(rank, "at-node-00001", 1, "dead"))[0] == Cause("lost", name="place")
+        times.append(of.clock.monotonic())
+    first, *others = np.diff(times)
+    assert first >= ANSWER_TIMEOUT
+    assert max(others) < 0.1
+    assert gang.lost_nodes() == {"at-node-00001"}
+
+
+def test_all_missing_groups_for_which_there_is_room_are_requested_together() -> None:
+    with stand_in_ray(6, 8) as of:
+        gang = RayGang()
+        try:
+            gang.start(8, Bundle(cpu=1), "module:function", {}, ranks_per_group=8)
+            gang._target_workers = 32
+            gang._check_nodes()
+            assert gang.held() == 8
+            of.clock.sleep(1.0)
+            assert (gang.held(), gang.ready()) == (32, 8)
+            of.clock.sleep(1.0)
+            assert (gang.held(), gang.ready()) == (32, 32)
+            gang._target_workers = 80
+            gang._check_nodes()
+            of.clock.sleep(1.0)
+            gang.held()
+            of.clock.sleep(1.0)
+            assert gang.held() == 48, "more than there is room for"
+        finally:
+            gang._heartbeats.close()

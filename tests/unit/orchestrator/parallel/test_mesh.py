@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from datetime import timedelta
 from typing import Any
 from unittest import mock
 
@@ -88,3 +89,28 @@ def test_every_rank_makes_as_many_groups(layout: Layout) -> None:
             counts.add(len(made.call_args_list))
             assert all(call.kwargs["use_local_synchronization"] for call in made.call_args_list)
     assert len(counts) == 1
+
+
+@pytest.mark.parametrize(
+    ("world", "offload", "wanted"),
+    [
+        ("cpu:gloo,cuda:nccl", "none", "cuda:nccl"),
+        ("cpu:gloo,cuda:nccl", "optimizer", None),  # whose tensors are the host's
+        ("cpu:gloo,cuda:gloo", "none", None),
+    ],
+)
+def test_groups_on_gpus_have_nccl_alone(world: str, offload: str, wanted: str | None) -> None:
+    asked = []
+    make = dist.new_group
+
+    def made(ranks: list[int], timeout: timedelta, backend: str | None, **rest: Any) -> Any:
+        asked.append(backend)
+        return make(ranks, timeout, **rest)
+
+    with (
+        recorded(1, 8),
+        mock.patch.object(dist, "get_backend_config", return_value=world),
+        mock.patch.object(dist, "new_group", made),
+    ):
+        Mesh(Layout(pp=2, dp=2, tp=2, offload=offload)).of_stages(frozenset({0}))
+    assert asked == [wanted] * 3
