@@ -108,16 +108,16 @@ def test_all_missing_groups_for_which_there_is_room_are_requested_together() -> 
             gang.start(8, Bundle(cpu=1), "module:function", {}, ranks_per_group=8)
             gang._target_workers = 32
             gang._check_nodes()
-            assert gang.held() == 8
+            assert gang.occupied_workers() == 8
             of.clock.sleep(1.0)
-            assert (gang.held(), gang.ready()) == (32, 8)
+            assert (gang.occupied_workers(), gang.ready()) == (32, 8)
             of.clock.sleep(1.0)
-            assert (gang.held(), gang.ready()) == (32, 32)
+            assert (gang.occupied_workers(), gang.ready()) == (32, 32)
             gang._target_workers = 80
             gang._check_nodes()
             of.clock.sleep(1.0)
-            gang.held()
+            gang.occupied_workers()
             of.clock.sleep(1.0)
-            assert gang.held() == 48, "more than there is room for"
+            assert gang.occupied_workers() == 48, "more than there is room for"
         finally:
             gang._heartbeats.close()

@@ -173,7 +173,7 @@ def test_a_batch_that_is_lowered_lowers_the_micro_batch(
     folder = folder_of("GPT-2", tmp_path / "export", step=12, evaluation=FACTS)
     spec, _ = spec_of_export(folder, {"wiki": "/w/*.txt"}, [f"train.global_batch={batch}"])
     found: list[int] = []
-    monkeypatch.setattr(of_export.Task, "of_evaluation", lambda spec, size, **more: found.append(size))
+    monkeypatch.setattr(of_export.Task, "for_evaluation", lambda spec, size, **more: found.append(size))
     monkeypatch.setattr(of_export, "row_of", lambda spec, task: {})
     assert evaluate_export(
         spec.model_dump(mode="json"),

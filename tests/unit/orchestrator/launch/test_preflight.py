@@ -266,7 +266,7 @@ PAIRS = {"uri": "a.jsonl", "field": {"prompt": "p", "chosen": "c", "rejected": "
         ),
         ({"data": {"sources": [{**PAIRS, "field": {"chosen": "c"}}]}}, r"sources\.0\.field: lacks rejected, which dpo"),
         ({"data": {"sources": [{**PAIRS, "field": {"text": "c"}}]}}, r"sources\.0\.field: lacks chosen, rejected"),
-        ({"data": {"shuffle": "sections"}}, "about all records before it trains; set train.reference to held"),
+        ({"data": {"shuffle": "sections"}}, "of all records before it trains; set train.reference to held"),
         ({"data": {"chat_template": "no.jinja"}}, r"data\.chat_template no\.jinja: there is no such file; give"),
         ({"workload": {"model": "bert-tiny"}}, r"workload\.objective: dpo does not train bert-tiny, which is a"),
         ({"evaluate": {"metrics": ["perplexity"]}}, "perplexity is not a metric of dpo, which has loss, accuracy"),

@@ -112,5 +112,5 @@ def test_groups_on_gpus_have_nccl_alone(world: str, offload: str, wanted: str | 
         mock.patch.object(dist, "get_backend_config", return_value=world),
         mock.patch.object(dist, "new_group", made),
     ):
-        Mesh(Layout(pp=2, dp=2, tp=2, offload=offload)).of_stages(frozenset({0}))
+        Mesh(Layout(pp=2, dp=2, tp=2, offload=offload)).stage_group(frozenset({0}))
     assert asked == [wanted] * 3
