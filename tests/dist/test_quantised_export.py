@@ -135,7 +135,10 @@ def asked(quantize: str | None, group: str | None = None, activations: str | Non
 def test_full_precision_is_asked_for(runs: Path, tmp_path: Path) -> None:
     told = export(str(runs / "int4"), STEPS, str(tmp_path / "out"), form=asked("none"))
     assert "quantized" not in told
-    with pytest.raises(InputError, match="quantize trains weights for int4, which gguf does not store"):
+    with pytest.raises(
+        InputError,
+        match="quantize trains weights for int4 with a scale for each 32, which gguf does not store",
+    ):
         export(str(runs / "int4"), STEPS, str(tmp_path / "other"), form=Conversion("gguf"))
 
 
