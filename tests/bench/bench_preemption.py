@@ -57,26 +57,30 @@ CASE_TIMEOUT = 1200.0
 
 
 class Machines:
-    """A Ray cluster of a head and one-processor nodes, each with an address of its own."""
+    """A Ray cluster of a head and one-processor nodes, each with an address of its own.
 
-    def __init__(self, workers: int) -> None:
+    The head has no processor but for TorchftConfig, whose lighthouse needs one beside Ray Train's controller.
+    """
+
+    def __init__(self, workers: int, head_processors: int = 0) -> None:
         from ray.cluster_utils import Cluster
 
         self.cluster = Cluster()
         self._number = 0
+        self._head_processors = head_processors
         for _ in range(workers + 1 + len(AT)):  # another node is there before one is taken away
             self.add()
         self.cluster.wait_for_nodes(timeout=120)
 
     def add(self) -> None:
-        """Add a node; the first is the head, without processors."""
+        """Add a node; the first is the head."""
         health = {
             "health_check_period_ms": 500,
             "health_check_timeout_ms": 5000,
             "health_check_failure_threshold": 3,
         }
         self.cluster.add_node(
-            num_cpus=min(self._number, 1),
+            num_cpus=1 if self._number else self._head_processors,
             node_ip_address=f"127.0.0.{60 + self._number}",
             object_store_memory=80 * 2**20,
             include_dashboard=False,
@@ -234,7 +238,7 @@ def measured(peer: str, kind: str, root: Path, options: argparse.Namespace) -> R
     folder = root / f"{peer}-{kind}-{time.time_ns()}"
     folder.mkdir()
     draw = random.Random(f"{options.seed}-{kind}")
-    machines = Machines(options.workers)
+    machines = Machines(options.workers, head_processors=int(peer == "torchft"))
     ray.init(address=machines.cluster.address, log_to_driver=False)
     began = time.monotonic()
     run = Run(peer, folder, machines, options)
@@ -244,10 +248,12 @@ def measured(peer: str, kind: str, root: Path, options: argparse.Namespace) -> R
             run.wait(min(max(int(share * options.steps), last + 3), options.steps - 1))
             # The controller may be on any node; the loss of its node is another matter.
             busy: list[Any] = []
-            while not busy:  # between two attempts there are no ranks
+            while not busy and run.process.poll() is None:  # between two attempts there are no ranks
                 time.sleep(0.05)
                 ranks = run.ranks()
                 busy = [node for node in machines.cluster.worker_nodes if has_rank(node, ranks)]
+            if not busy:
+                break  # the run ended within the last notice
             node = draw.choice([each for each in busy if not has_controller(each, run.controller())] or busy)
             if kind == "notice":
                 node_id = next(each.id for each in ray_nodes.alive() if each.address == node.node_ip_address)
@@ -302,7 +308,11 @@ def main() -> None:
         for _ in range(options.rounds):
             for kind in options.kinds:
                 for peer in options.peers:
-                    found = measured(peer, kind, root, options)
+                    try:
+                        found = measured(peer, kind, root, options)
+                    except RuntimeError as error:
+                        print(f"| {NAMES[peer]} | {kind} | failed | | |\n{error}", flush=True)
+                        continue
                     resumed = json.dumps(found.resumed)
                     print(
                         f"| {NAMES[peer]} | {kind} | {found.wasted} | {found.seconds:.0f} | {resumed} |",
