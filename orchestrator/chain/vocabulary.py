@@ -81,7 +81,7 @@ def facts_of(stage: StageRun) -> dict[str, Any]:
 
 
 def changed_since(stage: StageRun, facts: Mapping[str, Any]) -> str:
-    """Return in what the stage differs from the one that made the folder; empty if it does not."""
+    """Return how the stage differs from the one that made the folder; empty if it does not."""
     assert stage.stage.vocabulary is not None
     before, now = facts[STAGE], stage.stage.vocabulary.at_least
     if before["at_least"] != now:

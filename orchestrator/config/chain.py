@@ -263,9 +263,9 @@ def _stage(
         own = _keys_of_vocabulary(name, document, common, vocabulary, where)
     else:
         own = merged(common, {key: value for key, value in document.items() if key != VOCABULARY})
-        model = (own.get("workload") or {}).get("model") if isinstance(own.get("workload"), dict) else None
-        if isinstance(model, str) and model.startswith(REFERENCE):
-            own["workload"] = {**own["workload"], "model": f"{FOLDER}{model}"}
+        workload = own.get("workload")
+        if isinstance(workload, dict) and str(workload.get("model")).startswith(REFERENCE):
+            own["workload"] = {**workload, "model": f"{FOLDER}{workload['model']}"}
     job = parse({**own, "name": job_name}, where)
     if job.tune is not None:
         raise InputError("a stage cannot be a search", f"{where}.tune", "leave it out")
@@ -292,13 +292,13 @@ def _keys_of_vocabulary(
     for section, keys in COUNTS_OF.items():
         given = whole.get(section)
         own[section] = {key: given[key] for key in keys if key in given} if isinstance(given, dict) else given
-    if isinstance(own["train"] or {}, dict):  # which the other stages may give for themselves
-        own["train"] = {"steps": 1, "global_batch": 1, **(own["train"] or {})}
+    own["train"] = merged({"steps": 1, "global_batch": 1}, own["train"] or {})
     folder = vocabulary.of.removeprefix(FOLDER)
     for section, key, value in (("workload", "model", f"{FOLDER}{folder}"), ("data", "tokenizer", folder)):
         if isinstance(own.get(section) or {}, dict):
             own[section] = {**(own.get(section) or {}), key: value}
-    # What another stage trained is measured beside it. A folder may not have learnt the task yet.
+    # `compress` measures stages that have an export. A pretrained folder may not have learned the task yet, so its copy
+    # is not measured.
     return own | {"checkpoint": {"export": "hf" if folder.startswith(REFERENCE) else None}}
 
 

@@ -188,8 +188,8 @@ class BackgroundEvaluation:
     ) -> None:
         """Evaluate the commit that `state.evaluating` names, and stop any other evaluation.
 
-        When another node is found to compute wrongly, the evaluation begins again, on none of these nodes.
-        Returns at once. Later calls place a worker and start the process in it.
+        It avoids the nodes in `state.wrong_nodes`, and restarts the evaluation when that set changes. Returns at once.
+        Later calls place a worker and start the process in it.
 
         Args:
             state: the state that was decided on.

@@ -1,4 +1,4 @@
-"""Mixed bits: which weights get int8 where the others have int4, by what rounding each alone does to the loss."""
+"""Mixed bits: choose the weights that get int8 instead of int4, by how rounding each alone changes the loss."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ LOW, HIGH = 4, 8
 
 @dataclass(frozen=True)
 class Sensitivity:
-    """How much the mean loss changes if some weights alone are rounded.
+    """How much the mean loss changes when only these weights are rounded.
 
     Attributes:
         weights: their names. They are more than one where transformers joins them in one matrix.
@@ -48,7 +48,7 @@ def measure(
     together: Iterable[Sequence[str]],
     batches: Collection[Batch],
 ) -> tuple[float, list[Sensitivity]]:
-    """Return the mean loss in full precision, and what rounding some weights alone changes of it.
+    """Return the mean loss in full precision, and how much rounding each element of `together` alone changes it.
 
     Computes 2 n + 1 passes over the batches for n elements of `together`.
 
@@ -57,7 +57,7 @@ def measure(
         read: returns a weight in full precision by its name.
         scheme: the groups that share a scale.
         together: names of weights that are rounded together.
-        batches: samples, by which all of them are measured.
+        batches: the samples on which the loss is measured.
 
     Raises WorkloadError if the samples have no token to predict.
     """

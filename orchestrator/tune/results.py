@@ -79,7 +79,8 @@ def summarise(
 ) -> dict[str, Any]:
     """Return the content of sweep.json: the best trial, all trials with values and outcomes, and the cost.
 
-    Of a search over two metrics the best is that by the first one, and `frontier` names all that no other one beats.
+    With two metrics, the best trial is the best by the first metric, and `frontier` names the trials that no other
+    trial beats in one metric without being worse in the other.
     """
     assert tune is not None
     best = progress.best()

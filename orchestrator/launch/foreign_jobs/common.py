@@ -161,8 +161,15 @@ def option(job: ForeignJob, key: str, value: Any, names: Mapping[str, str]) -> s
     return name
 
 
-def fill_rollout_of_trl(job: ForeignJob, keys: Arguments, prompt: float) -> None:
-    """Set the keys of learning from rewards from TRL's own; `prompt` is the most tokens of a prompt."""
+def fill_rollout_of_trl(job: ForeignJob, keys: Arguments, prompt: float, objective: str = "grpo") -> None:
+    """Set the keys of learning from rewards from TRL's own.
+
+    Args:
+        job: the job to fill in.
+        keys: TRL's keys.
+        prompt: the most tokens of a prompt.
+        objective: grpo or reinforce. Keys of the clipped ratio, which reinforce has not, stay unused then.
+    """
     fill_rollout(
         job,
         group=keys.number("num_generations", default=8),
@@ -174,18 +181,19 @@ def fill_rollout_of_trl(job: ForeignJob, keys: Arguments, prompt: float) -> None
     scales = {"group": "group", "true": "group", "batch": "batch", "none": "none", "false": "none"}
     # dapo is TRL's default, and not that of this project.
     losses = {"dapo": "dapo", "grpo": "grpo", "dr_grpo": "dr_grpo"}
-    scale, level = keys.take("scale_rewards"), keys.take("importance_sampling_level")
-    set_options(
-        job,
-        {
-            "loss_type": option(job, "loss_type", keys.take("loss_type", default="dapo"), losses),
-            "beta": keys.number("beta"),
+    scale = keys.take("scale_rewards")
+    options = {
+        "loss_type": option(job, "loss_type", keys.take("loss_type", default="dapo"), losses),
+        "beta": keys.number("beta"),
+        "scale_rewards": None if scale is None else option(job, "scale_rewards", scale, scales),
+    }
+    if objective == "grpo":
+        options |= {
             "epsilon": keys.number("epsilon"),
             "epsilon_high": keys.number("epsilon_high"),
-            "scale_rewards": None if scale is None else option(job, "scale_rewards", scale, scales),
-            "importance_sampling_level": level,
-        },
-    )
+            "importance_sampling_level": keys.take("importance_sampling_level"),
+        }
+    set_options(job, options)
 
 
 def full_groups(job: ForeignJob) -> None:

@@ -29,7 +29,7 @@ def hf_trainer(job: ForeignJob) -> None:
     guess = _trainer_objective(job)
     objective = job.asked or guess
     if objective in REWARDED:
-        fill_rollout_of_trl(job, arguments, arguments.number("max_prompt_length", default=512))
+        fill_rollout_of_trl(job, arguments, arguments.number("max_prompt_length", default=512), objective)
     _trainer_data(job, objective)
     job.chat_template(arguments.take("chat_template", "chat_template_path"))
     if objective not in REWARDED:
@@ -68,19 +68,7 @@ def hf_trainer(job: ForeignJob) -> None:
             dora=arguments.flag("use_dora"),
             scaled=arguments.flag("use_rslora"),
         )
-    strategy = str(arguments.take("eval_strategy", "evaluation_strategy", default="no"))
-    asks = arguments.flag("do_eval") or strategy not in ("no", "False")
-    steps, every = job.part("train")["steps"], arguments.number("eval_steps")
-    if strategy == "epoch":
-        every = job.epoch_steps
-    if asks and objective not in REWARDED and "validation" not in job.part("data"):
-        job.part("data")["validation"] = {"share": 0.05}
-        job.lines.append(
-            "data.validation.share: 0.05 of the training data; name a split of its own with sources"
-        )
-    if asks and "validation" in job.part("data"):
-        every = steps if not every else every if every >= 1 else max(1, every * steps)
-        job.document["evaluate"] = {"every": int(min(every, steps))}
+    _fill_evaluation(job, objective)
     arguments.drop(*HERE_ANYWAY)
     arguments.drop_defaults(TRAINER_DEFAULTS)
 
@@ -112,6 +100,27 @@ TRAINER_DEFAULTS: Mapping[str, Sequence[Any]] = {
 }  # fmt: skip
 """Defaults of transformers' and TRL's arguments that are not empty, of keys without a place or with the same default
 here. A key whose default is another one here, such as `loss_type` of GRPO, is missing."""
+
+
+def _fill_evaluation(job: ForeignJob, objective: str) -> None:
+    """Set held-out data and how often it is evaluated, if the arguments ask for evaluations."""
+    arguments = job.arguments
+    strategy = str(arguments.take("eval_strategy", "evaluation_strategy", default="no"))
+    asks = arguments.flag("do_eval") or strategy not in ("no", "False")
+    steps, every = job.part("train")["steps"], arguments.number("eval_steps")
+    if strategy == "epoch":
+        every = job.epoch_steps
+    if asks and objective not in REWARDED and "validation" not in job.part("data"):
+        job.part("data")["validation"] = {"share": 0.05}
+        job.lines.append(
+            "data.validation.share: 0.05 of the training data; name a split of its own with sources"
+        )
+    if asks and "validation" in job.part("data"):
+        if not every:
+            every = steps
+        elif every < 1:  # a share of all steps
+            every = max(1, every * steps)
+        job.document["evaluate"] = {"every": int(min(every, steps))}
 
 
 def _is_of_trl(job: ForeignJob) -> bool:

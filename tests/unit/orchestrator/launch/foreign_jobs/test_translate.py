@@ -190,7 +190,7 @@ def test_verl() -> None:
 
 
 def test_the_loss_of_trl_and_verl_is_taken_with_their_defaults() -> None:
-    """Both take the mean of all tokens unless they are told otherwise; grpo here takes that of each answer first."""
+    """Both average over all tokens by default; this project's default averages over each answer first."""
     start = "trl grpo --model_name_or_path ORG/Small --dataset_name data/rows --max_steps 3 --max_completion_length 64"
     assert told(start, "grpo.sh").document["workload"]["options"] == {"loss_type": "dapo"}
     given = f"{start} --loss_type dr_grpo --beta 0.1 --scale_rewards false --epsilon_high 0.3"
@@ -485,6 +485,22 @@ def test_an_objective_that_is_asked_for() -> None:
     Path("axolotl.yaml").write_text(AXOLOTL)
     with pytest.raises(InputError, match="a configuration of axolotl says its objective itself"):
         translate(Path("axolotl.yaml"), asked="dpo")
+
+
+def test_reinforce_in_place_of_grpo_takes_no_keys_of_the_clipped_ratio() -> None:
+    Path("rows.jsonl").write_text('{"prompt": "a", "answer": "b"}\n' * 20)
+    clipped = {"epsilon": 0.3, "epsilon_high": 0.28, "importance_sampling_level": "sequence"}
+    keys = TRL_KEYS | {"train_file": "rows.jsonl", "dataset_name": None, "max_steps": 5, "beta": 0.1}
+    Path("job.yaml").write_text(json.dumps(keys | {"reward_funcs": "accuracy_reward"} | clipped))
+    common = {"loss_type": "dapo", "beta": 0.1}
+    for objective, options in (("grpo", common | clipped), ("reinforce", common)):
+        found = translate(Path("job.yaml"), asked=objective)
+        assert found.document["workload"] | {"model": ""} == {
+            "model": "",
+            "objective": objective,
+            "options": options,
+        }
+        assert clipped.keys() & dict(found.left).keys() == (clipped.keys() - options.keys())
 
 
 def test_labelled_rows_are_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
