@@ -192,18 +192,22 @@ def used() -> None:
     from cluster.workers.process_gang import ProcessGang
 
     small = {"hidden": 32, "heads": 4, "kv_heads": 2, "intermediate": 64, "layers": 2, "max_positions": 64}
-    config = {"changes": small, "vocabulary": 64, "length": 16, "batch": 16, "steps": 2, "cases": CASES}
+    config = {"changes": small, "vocabulary": 64, "length": 16, "batch": 16, "steps": 2}
     with contextlib.closing(ProcessGang()) as gang:
-        ranks = finished(8, config, "parallel_ranks:groups", gang)
-    for name in CASES:
-        counts: dict[str, int] = {}
-        for rank in ranks:
-            for group, calls in rank[name]["groups"].items():
-                counts[group] = max(counts.get(group, 0), calls)
-        others = [rank[name]["others"] for rank in ranks]
-        idle = [group for group, calls in counts.items() if not calls]
-        text = ", ".join(f"{group}: {calls}" for group, calls in counts.items())
-        print(f"  {name}: {text}; others {max(others)}; idle: {', '.join(idle) or 'none'}", flush=True)
+        for name, case in CASES.items():
+            try:
+                ranks = finished(8, config | case, "parallel_ranks:groups", gang)
+            except AssertionError as error:
+                print(f"  {name}: {error}", flush=True)
+                continue
+            counts: dict[str, int] = {}
+            for rank in ranks:
+                for group, calls in rank["groups"].items():
+                    counts[group] = max(counts.get(group, 0), calls)
+            others = max(rank["others"] for rank in ranks)
+            idle = [group for group, calls in counts.items() if not calls]
+            text = ", ".join(f"{group}: {calls}" for group, calls in counts.items())
+            print(f"  {name}: {text}; others {others}; idle: {', '.join(idle) or 'none'}", flush=True)
 
 
 def main() -> None:

@@ -97,39 +97,34 @@ def pipeline(config: dict[str, Any], context: WorkerContext) -> dict[str, Any]:
 
 
 def groups(config: dict[str, Any], context: WorkerContext) -> dict[str, Any]:
-    """The groups that this rank has made in each case, and the collectives that training and evaluation ran in each.
+    """The groups that this rank has made, and the collectives that training and evaluation ran in each.
 
-    torch's flight recorder counts them. Some axes may share a group, if their ranks are the same.
+    torch's flight recorder counts them. Axes share a group if their ranks are the same.
     """
-    found: dict[str, Any] = {}
-    for name, case in config["cases"].items():
-        spec, workload, device = started({**config, **case}, context)
-        layout = Layout(**case["layout"])
-        engine = TorchEngine(spec.engine, workload, layout, device)
-        engine.initialise(0)
-        for _ in range(config["steps"]):
-            engine.train_step(batches(spec, layout, config["vocabulary"]), 1e-4)
-        engine.eval_step(batches(spec, layout, config["vocabulary"]))
-        calls = Counter(
-            str(entry["process_group"][0])
-            for _, record in records()
-            for entry in json.loads(record).get("entries") or ()
-        )
-        mesh, ours = engine.mesh, dict[str, dict[str, int]]()
-        for axis in GROUPS:
-            handle = getattr(mesh, axis).handle
-            if handle is not None:
-                axes = ours.setdefault(str(handle.group_name), {})
-                axes[axis] = calls[handle.group_name]
-        made = [str(group.group_name) for group in distributed_c10d._world.pg_map]
-        apart = {group: calls[group] for group in made if group not in ours}
-        found[name] = {
-            "groups": {" = ".join(axes): max(axes.values()) for axes in ours.values()},
-            "others": sorted(apart.values()),
-        }
-        engine.close()
-        close_device()
-    return found
+    spec, workload, device = started(config, context)
+    layout = Layout(**config["layout"])
+    engine = TorchEngine(spec.engine, workload, layout, device)
+    engine.initialise(0)
+    for _ in range(config["steps"]):
+        engine.train_step(batches(spec, layout, config["vocabulary"]), 1e-4)
+    engine.eval_step(batches(spec, layout, config["vocabulary"]))
+    calls = Counter(
+        str(entry["process_group"][0])
+        for _, record in records()
+        for entry in json.loads(record).get("entries") or ()
+    )
+    axes: dict[str, list[str]] = defaultdict(list)
+    for axis in GROUPS:
+        handle = getattr(engine.mesh, axis).handle
+        if handle is not None:
+            axes[str(handle.group_name)].append(axis)
+    made = [str(group.group_name) for group in distributed_c10d._world.pg_map]
+    engine.close()
+    close_device()
+    return {
+        "groups": {" = ".join(names): calls[group] for group, names in axes.items()},
+        "others": sorted(calls[group] for group in made if group not in axes),
+    }
 
 
 GROUPS = ("world", "tp", "cp", "pp", "data", "expert", "expert_data", "shard", "copies", "expert_shard")
