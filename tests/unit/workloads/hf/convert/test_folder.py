@@ -16,8 +16,8 @@ from thin import every
 from workloads.errors import WorkloadError
 from workloads.hf.as_they_are.hf_class import HuggingFaceModel
 from workloads.hf.check.compare import TOLERANCE, difference, probes
-from workloads.hf.convert.checkpoint import structure
 from workloads.hf.convert.folder import HARMLESS, check, describe_folder
+from workloads.hf.convert.write_folder import structure
 from workloads.hf.files.hf_config import read_hf_config
 from workloads.hf.tables.families import by_model_type
 from workloads.load import load

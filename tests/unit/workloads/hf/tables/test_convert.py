@@ -11,9 +11,9 @@ from thin import every
 from workloads.errors import WorkloadError
 from workloads.hf.check.compare import TOLERANCE, difference, probes
 from workloads.hf.check.parity_table import LENGTH, SIZE, VOCABULARY, random_state
-from workloads.hf.convert.checkpoint import structure
 from workloads.hf.convert.folder import describe_folder
 from workloads.hf.convert.load_weights import pretrained
+from workloads.hf.convert.write_folder import structure
 from workloads.model.config import TransformerConfig
 from workloads.model.presets import PRESETS, preset
 from workloads.model.stored import whole
