@@ -14,8 +14,8 @@ from cluster.workers.rank_output import last_lines
 from orchestrator.checkpoint.config import CheckpointSpec
 from orchestrator.config.redact import redact
 from orchestrator.controller.capacity import Capacity
+from orchestrator.controller.hang_diagnosis import missing_ranks
 from orchestrator.controller.health import Failure
-from orchestrator.controller.missing_ranks import missing_ranks
 from orchestrator.controller.profile_requests import ProfileRequests
 from orchestrator.controller.snapshot_servers import SnapshotServers
 from orchestrator.controller.state import Phase

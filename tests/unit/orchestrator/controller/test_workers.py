@@ -15,8 +15,8 @@ from fake_gang import Attempt, FakeGang
 from cluster.workers.gang import Bundle, Cause, GangStatus, RankStatus
 from cluster.workers.hang_report import HangReport
 from orchestrator.config.spec import parse
+from orchestrator.controller.hang_diagnosis import missing_ranks
 from orchestrator.controller.health import Failure
-from orchestrator.controller.missing_ranks import missing_ranks
 from orchestrator.controller.workers import Workers
 from orchestrator.parallel.layout import Layout
 from orchestrator.planner.demand import demand_of

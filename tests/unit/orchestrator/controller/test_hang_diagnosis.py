@@ -10,8 +10,8 @@ import pytest
 from cluster.workers.gang import Cause, RankStatus
 from cluster.workers.hang_report import Entered, HangReport
 from cluster.workers.worker_context import Stage
+from orchestrator.controller.hang_diagnosis import NAMED, missing_ranks
 from orchestrator.controller.health import Vitals, first_fault
-from orchestrator.controller.missing_ranks import NAMED, missing_ranks
 
 WORLD = (0, 1, 2, 3)
 
