@@ -217,7 +217,8 @@ def main() -> None:
     target, *descriptors = sys.argv[1:]
     control, *others = (socket.socket(fileno=int(number)) for number in descriptors)
     parent = os.getpid()
-    import_for_ranks(target)
+    if others:
+        import_for_ranks(target)
     for other in others:
         if not os.fork():
             try:
@@ -228,7 +229,7 @@ def main() -> None:
                 os._exit(0)
     for other in others:
         other.close()
-    serve(control, control.makefile("r"))
+    serve(control, control.makefile("r"), imports=not others)
 
 
 def _serve_copy(control: socket.socket, parent: int) -> None:
@@ -236,13 +237,17 @@ def _serve_copy(control: socket.socket, parent: int) -> None:
     from cluster.workers.rank_process import die_with_parent
 
     die_with_parent(parent)
-    serve(control, control.makefile("r"))
+    serve(control, control.makefile("r"), imports=False)
 
 
-def serve(control: socket.socket, lines: Iterable[str]) -> None:
-    """Serve the requests in `lines`, which are read from the socket `control`, until it is closed."""
+def serve(control: socket.socket, lines: Iterable[str], imports: bool = True) -> None:
+    """Serve the requests in `lines`, which are read from the socket `control`, until it is closed.
+
+    `imports` says whether to import what the first line names, unless that is done.
+    """
     first = json.loads(next(iter(lines)))
-    import_for_ranks(first["import"])
+    if imports:
+        import_for_ranks(first["import"])
     starter = _Starter(control, first["import"] if first["stands_by"] else "")
     ranks, exit_codes = starter.ranks, dict[int, int]()
     for line in lines:

@@ -252,6 +252,25 @@ def test_a_group_shares_a_node_and_an_actor_where_a_node_is_large_enough(gang: R
 
 
 @pytest.mark.slow
+def test_a_fork_server_that_dies_takes_the_ranks_of_its_actor_along_and_the_next_attempt_has_another(
+    gang: RayGang,
+) -> None:
+    half = Bundle(0.5)
+    gang.start(2, half, WAIT, {}, ranks_per_group=2)
+    beat = until(gang, running)
+    fork_servers = [psutil.Process(rank.pid).ppid() for rank in beat.ranks]
+    os.kill(fork_servers[1], signal.SIGKILL)
+    beat = until(gang, lambda beat: all(rank.error for rank in beat.ranks))
+    assert [rank.state for rank in beat.ranks] == ["dead", "dead"]
+    assert beat.ranks[1].error == "the process that starts ranks has ended"
+    gang.stop()
+    assert gang.lost_nodes() == set()
+    gang.start(2, half, WAIT, {}, ranks_per_group=2)
+    again = until(gang, running)
+    assert not {psutil.Process(rank.pid).ppid() for rank in again.ranks} & set(fork_servers)
+
+
+@pytest.mark.slow
 def test_each_rank_of_an_actor_sees_a_gpu_of_its_own(gang: RayGang, cluster: Cluster) -> None:
     """Ray names the GPUs of an actor without looking for any."""
     node = cluster.add_node(
