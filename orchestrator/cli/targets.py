@@ -88,6 +88,20 @@ def shown_of(job: Submission) -> dict[str, Any]:
     return {**job.to_json(), "state": WAITING if waits else job.state, "waiting": waits}
 
 
+def before_status(job: Submission) -> str:
+    """Return what a job does whose run has written no status since its submission."""
+    if job.has_ended:
+        return job.message
+    if job.started is None:
+        return "Ray starts its command"
+    if (chain := chain_at(job.run_dir)) is not None:
+        from orchestrator.chain.results import WAITING as NOT_BEGUN
+
+        begun = [stage for stage in progress_of(*chain)["stages"] if stage["state"] != NOT_BEGUN]
+        return ", ".join(f"{stage['name']}: {stage['state']}" for stage in begun)
+    return "its command checks the job and starts the controller"
+
+
 def has_commit(job: Submission) -> bool | None:
     """Whether a job has a checkpoint to resume from; a chain has them in its stages. None if its run directory is not
     readable from this machine, or does not exist yet."""
