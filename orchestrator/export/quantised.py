@@ -274,19 +274,12 @@ def write_converted(
 
 
 def bytes_in_int4(plain: str, names: Collection[str], scheme: Scheme) -> int:
-    """Return the bytes of all tensors of the export in `plain` once the weights `names` are rounded to int4.
-
-    Of a rounded weight, compressed-tensors stores eight numbers of a row in an int32, a scale in fp32 for each group,
-    and the shape as two int64.
-    """
+    """Return the bytes of all tensors of the export in `plain` once the weights `names` are rounded to int4."""
     from workloads.hf.files.weight_files import Weights
 
     shapes = {name: Weights(plain).shape(name) for name in names}
     full = sum(size for name, size in _tensor_bytes(plain).items() if name not in shapes)
-    return full + sum(
-        rows * (-(-columns // 8) * 4 + columns // (scheme.group or columns) * 4) + 2 * 8
-        for rows, columns in shapes.values()
-    )
+    return full + sum(scheme.bytes_of(*shape) for shape in shapes.values())
 
 
 def _tensor_bytes(folder: str) -> dict[str, int]:

@@ -7,6 +7,7 @@ import dataclasses
 import json
 import os
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -220,6 +221,20 @@ def test_a_job_that_waits_is_not_said_to_run(
         phase,
         said["state"],
     )
+
+
+def test_a_job_is_shown_without_torch(folder: Path) -> None:
+    """Its import takes longer than all else that `list` and `status` do."""
+    run = run_of(folder / "runs/small", phase="train", seen=time.time())
+    code = f"""
+import sys
+from cluster.jobs.ray_jobs import Submission
+from orchestrator.cli.targets import shown_of
+shown = shown_of(Submission("small-1", "small", {run.uri!r}, 0, "running", "", 1.0, None, None, ""))
+print(shown["state"], "torch" in sys.modules)
+"""
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300)
+    assert ended.stdout == "running False\n", ended.stderr
 
 
 def test_a_job_without_a_status_says_what_it_does(
