@@ -31,7 +31,7 @@ from workloads.workload import Batch, Workload
 
 @dataclass(frozen=True)
 class StepPlan:
-    """What a step reads, the same on every rank.
+    """Describes the samples that a step reads. It is the same on every rank.
 
     Attributes:
         seed: seeds the random numbers of rows.
@@ -39,9 +39,9 @@ class StepPlan:
         samples: samples of data that a step reads: rows, or prompts, each of which has several rows.
         sequence_length: tokens of a row.
         draws: whether rows need keys for random numbers.
-        noise: whether embeddings get noise, whose size follows from a row's tokens.
-        steps_per_rollout: number of steps that one rollout serves; 1 without rollouts. Between them nothing is saved,
-            and no task ends.
+        noise: whether embeddings get noise, which is scaled by the number of tokens of a row.
+        steps_per_rollout: number of steps that one rollout serves; 1 without rollouts. No checkpoint is saved and
+            no task ends between these steps.
         staleness: how many rollouts ahead answers are generated.
     """
 
