@@ -163,7 +163,7 @@ def read_as_it_computes(folder: Path, objective: str) -> float:
     )
 
 
-@pytest.mark.parametrize("model_type", every(2, CLASSES))
+@pytest.mark.parametrize("model_type", every(4, CLASSES))
 def test_what_is_read_computes_what_transformers_computes(model_type: str, tmp_path: Path) -> None:
     kind, base, objective = CLASSES[model_type]
     draw, taken, lines = random.Random(model_type), 0, []

@@ -107,7 +107,7 @@ def apart(config: TransformerConfig, folder: Path) -> float:
     return difference(config, model, str(folder), probes(config, VOCABULARY, text, (LENGTH, 7)))
 
 
-@pytest.mark.parametrize("model", every(3, [*MODELS, *FULL_SIZE]))
+@pytest.mark.parametrize("model", every(5, [*MODELS, *FULL_SIZE]))
 def test_what_leaves_computes_the_same_and_comes_back(model: str, tmp_path: Path) -> None:
     draw, lines, taken = random.Random(model), [], 0
     for number in range(ROUNDS):
