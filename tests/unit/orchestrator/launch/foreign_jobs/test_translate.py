@@ -357,7 +357,7 @@ def test_what_is_not_here_is_to_be_downloaded() -> None:
     [
         ("a.yaml", "optimizer: adam\n", "is not for a supported trainer: axolotl"),
         ("a.yaml", "- a\n", "has no keys"),
-        ("a.py", "TrainingArguments(learning_rate=1e-5)\n", "is Python, which is not run"),
+        ("a.py", "TrainingArguments(learning_rate=1e-5)\n", "is a Python file, and no code is run"),
         (
             "a.yaml",
             "learning_rate: 1e-5\nper_device_train_batch_size: 4\n",
