@@ -11,13 +11,14 @@ from typing import Any
 from orchestrator.checkpoint.evaluations import MEASURED
 from orchestrator.checkpoint.identity import CONTINUED
 from orchestrator.checkpoint.manifest import VERIFIED
-from orchestrator.config.metric_names import by_name, larger_is_better
+from orchestrator.config.metric_names import by_name
 from orchestrator.data.samples.receipt import START, roll
 from orchestrator.data.samples.skips import Skip, lr_factor, merged, start_before, start_of
 from orchestrator.evaluate.config import StopWhen
 from orchestrator.optim.learning_rate import learning_rate
 from orchestrator.parallel.arithmetic import NEWEST, Arithmetic
 from orchestrator.train.config import Reading, StabilitySpec, TrainSpec
+from orchestrator.train.early_stopping import BestValue
 from orchestrator.train.instability import check_stable, watched_answers
 
 
@@ -186,29 +187,17 @@ class TrainingProgress:
     ) -> TrainingProgress:
         """Return the progress after an evaluation with the given metrics by set."""
         values = by_name(sets)
-        best = self.best
-        stale = self.stale
-        best_of = self.best_of
-        if stop_when is not None:
-            best, stale, best_of = *self._best_and_stale(stop_when), stop_when.metric
-            value = values.get(stop_when.metric, math.nan)  # none where nothing is predicted
-            sign = -1.0 if larger_is_better(stop_when.metric) else 1.0
-            gains = best is None or sign * (best - value) > stop_when.min_delta
-            better = gains and not math.isnan(value)
-            best, stale = (value, 0) if better else (best, stale + 1)
-        return dataclasses.replace(
-            self,
-            last_evaluation_step=self.step,
-            evaluation=values,
-            best=best,
-            stale=stale,
-            best_of=best_of,
-        )
+        progress = dataclasses.replace(self, last_evaluation_step=self.step, evaluation=values)
+        if stop_when is None:
+            return progress
+        value = values.get(stop_when.metric, math.nan)  # missing where nothing is predicted
+        best = self._best_value(stop_when).after(stop_when, value)
+        return dataclasses.replace(progress, best=best.value, stale=best.stale, best_of=stop_when.metric)
 
     def is_on_plateau(self, stop_when: StopWhen | None) -> bool:
         """Whether the metric of `stop_when` has not improved for `patience` evaluations."""
-        return stop_when is not None and self._best_and_stale(stop_when)[1] >= stop_when.patience
+        return stop_when is not None and self._best_value(stop_when).is_on_plateau(stop_when)
 
-    def _best_and_stale(self, stop_when: StopWhen) -> tuple[float | None, int]:
-        """Return `best` and `stale` if they refer to the metric of `stop_when`, else (None, 0)."""
-        return (self.best, self.stale) if self.best_of in ("", stop_when.metric) else (None, 0)
+    def _best_value(self, stop_when: StopWhen) -> BestValue:
+        """Return the best value so far, if it is of the metric of `stop_when`; else the value before the first one."""
+        return BestValue(self.best, self.stale) if self.best_of in ("", stop_when.metric) else BestValue()
