@@ -146,7 +146,7 @@ def test_a_commit_of_rollouts_is_read_whatever_its_run_saves() -> None:
     """An identity has no checkpoint.every, whose default is a multiple of few rollouts."""
     document = job("rows.jsonl", global_batch=16) | {"rewards": [{"kind": "exact_match"}]}
     document["workload"]["objective"] = "grpo"
-    document["data"] = {"sources": [{"uri": "rows.jsonl", "field": {"prompt": "q"}}], "tokenizer": "t"}
+    document["data"] |= {"sources": [{"uri": "rows.jsonl", "field": {"prompt": "q"}}], "tokenizer": "t"}
     document["rollout"] = {"max_tokens": 8, "epochs": 3}
     document["checkpoint"]["every"] = 3
     spec = parse(document)
