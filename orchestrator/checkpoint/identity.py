@@ -306,7 +306,11 @@ def job_of_commit(commit: CommitManifest) -> JobSpec | None:
 
 def _job_of(commit: CommitManifest) -> JobSpec:
     """A job with the identity of a commit. Keys that are newer than the commit have their defaults."""
-    return parse({"name": "commit", **commit.meta[IDENTITY]}, f"the commit at step {commit.step}")
+    identity = commit.meta[IDENTITY]
+    # An identity does not say how often a run saves, but only whole rollouts fit a job.
+    checkpoint = {"every": identity["train"]["steps"], **identity.get("checkpoint", {})}
+    saves = {"checkpoint": checkpoint} if "rollout" in identity else {}
+    return parse({"name": "commit", **identity, **saves}, f"the commit at step {commit.step}")
 
 
 def _compare(

@@ -27,6 +27,10 @@ REWRITABLE = (
 Mode: TypeAlias = Literal["min", "max"]
 PARAMETERS = "parameters"
 """The metric that counts the parameters of a trial's last checkpoint."""
+BYTES = "bytes"
+"""The metric that counts the bytes of their weights, quantised as the trial's job says."""
+SIZES = (PARAMETERS, BYTES)
+"""The metrics that are known of a checkpoint without a measurement."""
 SECOND = "second"
 """The key of the second metric in results and records of a search over two."""
 WEIGHS_LOSS = "distill"
@@ -127,8 +131,8 @@ class TuneSpec(StrictModel):
     metric: str | list[str] = Field(
         default="loss",
         description="a column of metrics.jsonl, averaged over the last steps; or a metric of the last evaluation, "
-        "such as validation.loss; or parameters, how many a checkpoint has. A list of two: the trials that no other "
-        "one beats in both are the result",
+        "such as validation.loss; or parameters or bytes, the size of the model. A list of two: the trials that no "
+        "other one beats in both are the result",
     )
     mode: Mode | list[Mode] | None = Field(
         default=None,
@@ -205,9 +209,9 @@ class TuneSpec(StrictModel):
                 f"mode lists {len(self.mode)}, and there are {len(self.metrics)} metrics; give one for each"
             )
         if len(self.metrics) == 1:
-            if self.first == PARAMETERS:
+            if self.first in SIZES:
                 raise ValueError(
-                    "parameters is for a list of two metrics; add the metric that they should keep"
+                    f"{self.first} is for a list of two metrics; add the metric that they should keep"
                 )
             return self
         if isinstance(self.mode, str):

@@ -192,6 +192,7 @@ def fill_rollout_of_trl(job: ForeignJob, keys: Arguments, prompt: float, objecti
         options |= {
             "epsilon": keys.number("epsilon"),
             "epsilon_high": keys.number("epsilon_high"),
+            "delta": keys.number("delta"),
             "importance_sampling_level": keys.take("importance_sampling_level"),
         }
     set_options(job, options)

@@ -144,9 +144,9 @@ def test_a_job_that_cannot_be_planned(
     ],
     ids=" ".join,
 )  # fmt: skip
-@pytest.mark.parametrize("place", ["runs/nowhere", "file", "file/a"])
+@pytest.mark.parametrize("place", ["runs/nowhere", "./file", "file/a"])
 def test_a_run_that_is_not_there(command: Any, folder: Path, words: list[str], place: str) -> None:
-    wanted = [f"{folder}/{place}: there is no run here", "give a run directory"]
+    wanted = [f"{folder / place}: there is no run here", "give a run directory"]
     refused(command, folder, (*words, place), wanted)
 
 

@@ -82,6 +82,7 @@ def test_a_whole_search_is_accepted_and_written_out_again() -> None:
         (None, {"metric": ["loss", "parameterz"]}, "no step has the metric 'parameterz'"),
         (None, {"metric": ["loss", "validation.loss"]}, "tune.metric validation.loss is not measured"),
         (None, {"metric": "parameters"}, "parameters is for a list of two metrics"),
+        (None, {"metric": "bytes"}, "bytes is for a list of two metrics"),
         (None, {"metric": ["loss", "parameters"], "mode": "min"}, "mode min is for one metric; give a list for both"),
         (None, {"metric": ["loss", "parameters"], "mode": ["min"]}, "mode lists 1, and there are 2 metrics"),
         (None, {"metric": ["loss", "parameters"], "scheduler": "asha"},
