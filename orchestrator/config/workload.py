@@ -250,7 +250,7 @@ class WorkloadSpec(StrictModel):
                 )
         if self.implementation == "transformers":
             raise ValueError(
-                "shrink keeps parts of this project's layers; set implementation to auto, or leave shrink out"
+                "shrink works only on this project's layers; set implementation to auto, or leave shrink out"
             )
         if self.shrink.importance == "gradient" and self.objective in (*REFERENCED, *REWARDED):
             raise ValueError(

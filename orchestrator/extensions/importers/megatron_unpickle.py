@@ -260,7 +260,8 @@ def _load(path: Path) -> dict[str, Any]:
             allowed.append((type("Placeholder", (Placeholder,), {}), name))
         else:
             raise WorkloadError(
-                f"{where} asks for {name}, which is not plain data, and nothing was run; do not use what is from there"
+                f"{where} asks for {name}, which is not plain data, and nothing was run; do not "
+                "use files from this source"
             )
     with torch.serialization.safe_globals(allowed):
         try:

@@ -104,7 +104,7 @@ class _Metadata(pickle.Unpickler):
             return Record
         raise WorkloadError(
             f"asks for {module}.{name}, which no metadata of torch.distributed.checkpoint needs, and nothing was run; "
-            "do not use what is from there"
+            "do not use files from this source"
         )
 
 
