@@ -153,7 +153,7 @@ class Jobs:
             run_dir: its run directory.
             entrypoint: its command.
             runtime_env: Ray's runtime environment.
-            priority: its priority in the queue.
+            priority: its priority in the queue; higher ones run first.
 
         Raises:
             NoCluster: the cluster accepts no jobs.

@@ -14,8 +14,16 @@ from orchestrator.storage.uri import check_uri
 
 
 def run_directory(name: str, place: str | Path | None, where: str = "run_dir") -> RunDir:
-    """The run directory at `place`, by default that of the job's name. Raises InputError if it cannot be one; `where`
-    says where it was given."""
+    """Return the run directory at a place.
+
+    Args:
+        name: the name of the job, which gives the default place: runs/<name>.
+        place: a path or URI; None for the default.
+        where: the argument or option that gives `place`, for messages.
+
+    Raises:
+        InputError: `place` cannot be a run directory.
+    """
     if place is not None:
         check_uri(str(place), where)
     return RunDir(absolute(str(place) if place is not None else f"{RUNS}/{name}", Path.cwd()))

@@ -54,6 +54,13 @@ class Run:
         job: JobSpec,
         submission: tuple[Jobs | BackgroundRun, Submission] | None = None,
     ) -> None:
+        """Open a run.
+
+        Args:
+            directory: the run directory.
+            job: the job of the run.
+            submission: the submission or background process that this process has started; None for other runs.
+        """
         self._directory = directory
         self._spec = job
         self._submission = submission
@@ -164,13 +171,27 @@ class Run:
         mean_bits: float | None = None,
         max_bytes: int | None = None,
     ) -> str:
-        """Export a commit, the newest sound one by default, and return where: a folder that transformers loads, or of
-        an own model (form safetensors) its weights under its own names.
-        raw: the weights of training where the job has an average of them.
-        form, names, numbers, quantize, group, activations, mean_bits and max_bytes: another format, as the options
-        of `checkpoint export`.
+        """Export a commit to a folder: a model for transformers, or with form safetensors an own model under its own
+        names.
 
-        Raises InputError if there is no such commit or format, or `to` holds something else.
+        Args:
+            to: the folder; by default `export` in the run directory.
+            step: the step of the commit; by default that of the newest sound one.
+            raw: whether to export the weights of training instead of their average, if the job has one.
+            form: the form of the export, such as hf, adapter, dcp or gguf; by default that of the job.
+            names: the names of the tensors in a dcp export.
+            numbers: the format of the matrices in a gguf or onnx export.
+            quantize: the integer format of the weights in an hf export.
+            group: number of weights that share a scale, or row for one scale per row.
+            activations: how activations are rounded.
+            mean_bits: mean number of bits per weight, 4 to 8, for a mixture of int4 and int8.
+            max_bytes: bytes that the tensors of such a mixture may have at most.
+
+        Returns:
+            The folder.
+
+        Raises:
+            InputError: no such commit or form exists, the options do not fit together, or `to` holds something else.
         """
         from orchestrator.export.converted import form_option
         from orchestrator.export.hugging_face import export
@@ -185,9 +206,18 @@ class Run:
         return target
 
     def model(self, step: int | None = None, raw: bool = False) -> nn.Module:
-        """The model of a commit, the newest sound one by default, on the CPU and in evaluation mode: a model of
-        transformers, the user's own module, or this project's where transformers has no class for it. Raises InputError
-        if there is no such commit."""
+        """Load the model of a commit on the CPU, in evaluation mode.
+
+        Args:
+            step: the step of the commit; by default that of the newest sound one.
+            raw: whether to load the weights of training instead of their average, if the job has one.
+
+        Returns:
+            A model of transformers, the user's own module, or this project's model if transformers has no class for it.
+
+        Raises:
+            InputError: there is no such commit.
+        """
         return read_chosen(self._store, step, lambda number: self._model(number, raw))
 
     def _model(self, step: int, raw: bool) -> nn.Module:

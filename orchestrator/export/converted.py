@@ -56,9 +56,17 @@ def form_option(
     mean_bits: float | None = None,
     max_bytes: int | None = None,
 ) -> Any:
-    """Return the argument of `export` for these options of the command.
+    """Return the argument of `export` for the options of a command. None stands for an option that is not given.
 
-    Raises InputError if they do not fit together, or if a package is not installed.
+    Args:
+        form: the form of the export, such as hf, adapter, dcp or gguf.
+        names: the names of the tensors in a dcp export.
+        numbers: the format of the matrices, in forms that have several.
+        scheme: the quantisation of an hf export, or none for full precision.
+        mean_bits: mean number of bits per weight, 4 to 8.
+
+    Raises:
+        InputError: the options do not fit together, or a package is not installed.
     """
     if names is not None and form != DCP:
         raise InputError(f"{names} is for {FORM} dcp", NAMES, f"leave it out, or add {FORM} dcp")
@@ -130,9 +138,14 @@ def form_of(checkpoint: CheckpointSpec) -> Any:
 
 
 def check_conversion(conversion: Conversion, workload: Workload) -> None:
-    """Raise InputError or WorkloadError if the form does not support the model, judging by its configuration and names.
+    """Check that a form supports the model, judging by its configuration and names. The tokenizer is checked later.
 
-    The tokenizer is checked later, when there is one.
+    Args:
+        conversion: the form and its options.
+        workload: the model.
+
+    Raises:
+        InputError, WorkloadError: it does not.
     """
     paired = bool(getattr(workload.config, "generator", 0))
     if conversion.form != DCP:
@@ -140,7 +153,9 @@ def check_conversion(conversion: Conversion, workload: Workload) -> None:
         check_packages(form, EXPORT)
         form.check(workload.hf_config(), paired)
     elif paired:
-        raise WorkloadError("a pair of two networks has no common names; set checkpoint.export to hf")
+        raise WorkloadError(
+            "a generator and its discriminator have no common names; set checkpoint.export to hf"
+        )
     elif conversion.names != "hf":
         from workloads.hf.files.name_maps import written
 

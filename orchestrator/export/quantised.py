@@ -50,9 +50,16 @@ AT_ONCE = 8
 def scheme_option(
     form: str | None, quantize: str | None, group: str | None, activations: str | None
 ) -> Scheme | Literal["none"] | None:
-    """Return the quantisation that options of the command name; None for that of the job.
+    """Return the quantisation that the options of a command name; None for that of the job.
 
-    Raises InputError if they do not fit together.
+    Args:
+        form: the form of the export; None for that of the job.
+        quantize: int8, int4 or none.
+        group: number of weights that share a scale, or row.
+        activations: none or dynamic.
+
+    Raises:
+        InputError: the options do not fit together.
     """
     if quantize is None:
         for option, value in (("--group", group), ("--activations", activations)):
@@ -77,9 +84,15 @@ def scheme_option(
 
 
 def with_scheme(conversion: Conversion, quantize: QuantizeSpec | None, where: str = FORM) -> Conversion:
-    """Return what is asked for with the quantisation that the job trains for, unless the command names another.
+    """Return a form with the quantisation that the job trains for, unless the command names another.
 
-    Raises InputError if the format cannot store it.
+    Args:
+        conversion: the form and its options.
+        quantize: the key `quantize` of the job; None without one.
+        where: the option or key that names the form, for messages.
+
+    Raises:
+        InputError: the form cannot store the quantised weights.
     """
     if conversion.scheme is not None or quantize is None:
         return replace(conversion, scheme=None) if conversion.scheme == FULL else conversion
@@ -120,8 +133,14 @@ def check_quantised(conversion: Conversion, workload: Workload) -> None:
 
 
 def hf_weights(scheme: Scheme, workload: Workload) -> Mapping[str, Sequence[str]]:
-    """Return transformers' names of the weights that a scheme quantises, with our weights of each. Raises
-    WorkloadError if there are none.
+    """Return transformers' names of the weights that a scheme quantises, with our weights of each.
+
+    Args:
+        scheme: the quantisation.
+        workload: the model.
+
+    Raises:
+        WorkloadError: there are no such weights.
     """
     import torch
 
@@ -138,9 +157,14 @@ def hf_weights(scheme: Scheme, workload: Workload) -> Mapping[str, Sequence[str]
 
 
 def schemes_by_name(scheme: Scheme, weights: Mapping[str, Sequence[str]]) -> dict[str, Scheme]:
-    """Return how each of transformers' matrices from `hf_weights` is rounded.
+    """Return how each matrix of transformers is rounded, by its name.
 
-    Raises WorkloadError if one of them would have weights in two formats.
+    Args:
+        scheme: the quantisation.
+        weights: the matrices, as `hf_weights` returned them.
+
+    Raises:
+        WorkloadError: a matrix would have weights in two formats.
     """
     result = {}
     for name, ours in sorted(weights.items()):
@@ -198,9 +222,15 @@ def _spread(read: SampleReader) -> Iterator[Batch]:
 
 
 def resolved_form(form: Any, checkpoint: CheckpointSpec, quantize: QuantizeSpec | None) -> Any:
-    """Return what to export: the form that is asked for, else the job's, with the quantisation that the job trains for.
+    """Return what to export, with the quantisation that the job trains for.
 
-    Raises InputError if they do not fit.
+    Args:
+        form: the form that a command asks for; None for that of the job.
+        checkpoint: the key `checkpoint` of the job.
+        quantize: its key `quantize`; None without one.
+
+    Raises:
+        InputError: form and quantisation do not fit together.
     """
     result = form or form_of(checkpoint)
     if result is None and quantize and quantize.scheme.is_of_gguf:

@@ -127,7 +127,7 @@ def table(exact: float, measured: Collection[Sensitivity], int8: Collection[str]
     """Return the plan as a table in Markdown, the most sensitive weights first.
 
     Args:
-        exact: the mean loss in full precision.
+        exact: the mean loss of the samples in full precision.
         measured: what was measured.
         int8: the names of the weights with 8 bits.
         samples: by which samples, in words.

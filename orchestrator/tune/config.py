@@ -218,7 +218,8 @@ class TuneSpec(StrictModel):
             raise ValueError(f"mode {self.mode} is for one metric; give a list for both, or leave it out")
         if self.scheduler != "none":
             raise ValueError(
-                f"{self.scheduler} decides by one metric which trials continue, and there are two; set scheduler: none"
+                f"{self.scheduler} decides by one metric which trials continue, but this search has two; set "
+                "scheduler: none"
             )
         if self.register_as:
             raise ValueError("register_as is for one best model, and two metrics have several; leave it out")
@@ -229,9 +230,9 @@ class TuneSpec(StrictModel):
         for key, dimension in self.space.items():
             if self.sampler == "grid" and dimension.listed is None:
                 hint = "list its values, or use sampler: random"
-                raise ValueError(f"a grid has no point for {key}, which is {dimension.kind}; {hint}")
+                raise ValueError(f"sampler grid needs listed values, and {key} is {dimension.kind}; {hint}")
             if self.sampler != "grid" and dimension.kind == "grid":
-                raise ValueError(f"{key} is a grid, and the sampler is {self.sampler}; write choice instead")
+                raise ValueError(f"{key} is a grid, but sampler is {self.sampler}; write choice instead")
         return self
 
     @model_validator(mode="after")
@@ -241,7 +242,7 @@ class TuneSpec(StrictModel):
             return self
         if self.sampler != "random":
             raise ValueError(
-                f"{name} draws its first population itself and sampler is {self.sampler}; use sampler: random"
+                f"{name} draws its first population at random, but sampler is {self.sampler}; use sampler: random"
             )
         for key in self.space:
             if not key.startswith(REWRITABLE) or key in FIXED_WITHIN:
@@ -251,7 +252,7 @@ class TuneSpec(StrictModel):
             raise ValueError(f"{name} needs a population; give trials: 4 or more")
         if name == "pb2" and all(dimension.listed for dimension in self.space.values()):
             raise ValueError(
-                "pb2 chooses within ranges, and all values are listed; give one, or use scheduler: pbt"
+                "pb2 chooses within ranges, but all keys list their values; give one key a range, or use scheduler: pbt"
             )
         return self
 
@@ -268,7 +269,7 @@ class TuneSpec(StrictModel):
     @model_validator(mode="after")
     def the_trials_are_counted(self) -> TuneSpec:
         if self.sampler == "grid" and self.trials is not None:
-            raise ValueError("a grid has as many trials as points; leave trials out")
+            raise ValueError("a grid has one trial per point; leave trials out")
         if self.sampler != "grid" and self.trials is None:
             raise ValueError("trials is missing; say how many")
         return self

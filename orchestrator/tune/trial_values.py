@@ -102,7 +102,7 @@ def trained_value(metric: str, longest: int, sweep: RunDir, name: str, rung: int
 
     Args:
         metric: a column of metrics.jsonl.
-        longest: the search's window.
+        longest: maximum length of the window, in steps.
         sweep: its directory.
         name: the name of the trial's run.
         rung: the step of the rung.

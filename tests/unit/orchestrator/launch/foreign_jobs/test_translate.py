@@ -181,7 +181,7 @@ def test_verl() -> None:
     job = found.document
     assert (job["workload"]["objective"], job["workload"]["options"]) == (
         "grpo",
-        {"beta": 0.002, "loss_type": "dapo"},
+        {"beta": 0.002, "loss_type": "dapo", "delta": 3.0},
     )
     assert job["rollout"] == {"group": 4, "max_tokens": 128, "temperature": 1.0}
     assert job["data"]["sources"][0]["field"] == {"prompt": "prompt", "answer": "reward_model.ground_truth"}
@@ -215,11 +215,12 @@ def test_the_loss_of_trl_and_verl_is_taken_with_their_defaults() -> None:
     """Both average over all tokens by default; this project's default averages over each answer first."""
     start = "trl grpo --model_name_or_path ORG/Small --dataset_name data/rows --max_steps 3 --max_completion_length 64"
     assert told(start, "grpo.sh").document["workload"]["options"] == {"loss_type": "dapo"}
-    given = f"{start} --loss_type dr_grpo --beta 0.1 --scale_rewards false --epsilon_high 0.3"
+    given = f"{start} --loss_type dr_grpo --beta 0.1 --scale_rewards false --epsilon_high 0.3 --delta 2"
     assert told(given, "grpo.sh").document["workload"]["options"] == {
         "loss_type": "dr_grpo",
         "beta": 0.1,
         "epsilon_high": 0.3,
+        "delta": 2,
         "scale_rewards": "none",
     }
     other = told(f"{start} --loss_type cispo --num_iterations 4", "grpo.sh")
@@ -230,7 +231,7 @@ def test_the_loss_of_trl_and_verl_is_taken_with_their_defaults() -> None:
     actor = "actor_rollout_ref.actor"
     more = f" {actor}.loss_agg_mode=seq-mean-token-mean {actor}.kl_loss_type=mse {actor}.clip_ratio_high=0.3"
     options = told(VERL.rstrip() + more, "verl.sh").document["workload"]["options"]
-    assert options == {"beta": 0.002, "loss_type": "grpo", "kl": "k2", "epsilon_high": 0.3}
+    assert options == {"beta": 0.002, "loss_type": "grpo", "kl": "k2", "epsilon_high": 0.3, "delta": 3.0}
     trl = {"beta": 0.001, "num_generations": 4, "max_completion_length": 64, "sync_ref_model": True}
     axolotl = {"base_model": "ORG/Small", "rl": "grpo", "trl": trl, "sequence_len": 64, "max_steps": 3}
     of_section = told(yaml.safe_dump(axolotl | {"datasets": [{"path": "data/rows"}]}), "grpo.yaml")
@@ -357,7 +358,7 @@ def test_what_is_not_here_is_to_be_downloaded() -> None:
     [
         ("a.yaml", "optimizer: adam\n", "is not for a supported trainer: axolotl"),
         ("a.yaml", "- a\n", "has no keys"),
-        ("a.py", "TrainingArguments(learning_rate=1e-5)\n", "is Python, which is not run"),
+        ("a.py", "TrainingArguments(learning_rate=1e-5)\n", "is a Python file, and no code is run"),
         (
             "a.yaml",
             "learning_rate: 1e-5\nper_device_train_batch_size: 4\n",
