@@ -39,7 +39,7 @@ def announced(run: RunDir, note: str) -> Iterator[None]:
         yield
         return
     os.makedirs(run.path, exist_ok=True)
-    processes = lineage()
+    processes = lineage(1)  # nothing starts this process again, as Ray does with a controller
     requests = StopRequests(run, processes[0])
     watch = _Watch(run, {"phase": "prepare", "started": time.time(), "note": note, "processes": processes})
     thread = threading.Thread(target=partial(watch.until_end, requests), name="stage status", daemon=True)
