@@ -39,15 +39,16 @@ def announced(run: RunDir, note: str) -> Iterator[None]:
         yield
         return
     os.makedirs(run.path, exist_ok=True)
-    processes = lineage()
+    processes = lineage(1)  # nothing starts this process again, as Ray does with a controller
     requests = StopRequests(run, processes[0])
     watch = _Watch(run, {"phase": "prepare", "started": time.time(), "note": note, "processes": processes})
     thread = threading.Thread(target=partial(watch.until_end, requests), name="stage status", daemon=True)
     thread.start()
+    noticed = False
     try:
         yield
     except KeyboardInterrupt:
-        watch.asked = False
+        noticed = True
         raise
     finally:
         with held_interruptions():
@@ -57,7 +58,7 @@ def announced(run: RunDir, note: str) -> Iterator[None]:
             for name in (STATUS, REQUEST):
                 with contextlib.suppress(OSError):
                     run.remove(name)
-    if watch.asked:  # Python drops an exception in some places, such as the hooks of a fork
+    if watch.asked and not noticed:  # Python drops an exception in some places, such as the hooks of a fork
         raise KeyboardInterrupt
 
 
@@ -67,7 +68,7 @@ class _Watch:
     def __init__(self, run: RunDir, status: dict[str, Any]) -> None:
         self.ended = threading.Event()
         self.asked = False
-        """Whether the main thread is to be interrupted and may not have noticed."""
+        """Whether another process has asked for the end."""
         self._run = run
         self._status = status
 

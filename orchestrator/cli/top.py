@@ -12,6 +12,7 @@ import typer
 from orchestrator.cli.options import Cluster, Json, emit, existing_folder, finite, table
 from orchestrator.cli.targets import before_status
 from orchestrator.config.errors import InputError
+from orchestrator.config.outcome import Outcome
 
 if TYPE_CHECKING:
     from cluster.jobs.ray_jobs import Submission
@@ -80,7 +81,8 @@ def _with_job(row: dict[str, Any], job: Submission) -> dict[str, Any]:
     """The row of a job. Until its run has written a status since the submission, it says what the job itself does."""
     from orchestrator.observe.pages.runs_page import UNREADABLE
 
-    if row["state"] == UNREADABLE or not job.came_after(row["time"]):
+    is_finished = job.state == Outcome.DONE  # the job of a finished run writes nothing
+    if row["state"] == UNREADABLE or is_finished or not job.came_after(row["time"]):
         return row
     before = dict.fromkeys(("step", "loss", "speed", "left", "layout", "silent"), "")
     return {**row, **before, "state": job.state, "says": before_status(job)}

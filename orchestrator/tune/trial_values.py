@@ -6,6 +6,7 @@ import math
 import statistics
 
 from orchestrator.checkpoint.commit_store import Store
+from orchestrator.checkpoint.identity import read_job
 from orchestrator.checkpoint.manifest import CommitManifest
 from orchestrator.config.errors import InputError
 from orchestrator.observe.config import SummarisedJob
@@ -63,7 +64,8 @@ def bytes_of(run: RunDir) -> float:
     if commit is None:
         return math.nan
     shapes = _shapes(commit)
-    stored = _bytes_of_quantised(run, commit.step)
+    spec = read_job(run)
+    stored = _bytes_of_quantised(run, commit.step) if spec and spec.quantize else {}
     return float(sum(stored.get(name, FP32 * math.prod(shape)) for name, shape in shapes.items()))
 
 
@@ -85,8 +87,7 @@ def _bytes_of_quantised(run: RunDir, step: int) -> dict[str, int]:
     from workloads.model.fake_quantise import quantised_layers
 
     of_run = model_of_run(run.uri, step)
-    if of_run.spec.quantize is None:
-        return {}
+    assert of_run.spec.quantize is not None
     scheme = of_run.spec.quantize.scheme
     with torch.device("meta"):
         model = of_run.workload.build()

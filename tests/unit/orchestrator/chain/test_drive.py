@@ -24,6 +24,7 @@ from orchestrator.config.outcome import Outcome
 from orchestrator.launch.active_controller import ask_to_stop
 from orchestrator.launch.watched_run import RunOutcome
 from orchestrator.observe.last_status import last_status
+from orchestrator.storage.process_identity import process_identity
 from orchestrator.storage.run_directory import RunDir
 
 DONE, FAILED = RunOutcome(Outcome.DONE, None), RunOutcome(Outcome.FAILED, None, "a fault")
@@ -212,6 +213,16 @@ def test_a_stage_that_removes_tokens_is_stopped_from_another_process(
     )
     assert {stage["stage"]: stage["state"] for stage in ended.summary["stages"]}["words"] == "not begun"
     assert not [*Path(stages["words"].run.path).iterdir()]
+    killed = process_identity(os.getpid()) | {"born": "1"}  # as the file of a command that was killed has it
+    status = {
+        "phase": "prepare",
+        "time": time.time(),
+        "started": 1.0,
+        "note": "removes tokens",
+        "processes": [killed],
+    }
+    stages["words"].run.write_json("status.json", status)
+    assert progress_of(root, driver._chain)["stages"][1]["state"] == "lost"
     again = Driver(driver._chain, stages, root, {"base"}, lambda _: None, None, {}, 0)
     again.drive()
     assert (begun, made) == (["base"], ["words", "words"])

@@ -253,6 +253,7 @@ def test_a_job_without_a_status_says_what_it_does(
         dataclasses.replace(job, name="again", run_dir=before.uri),
         dataclasses.replace(job, name="wrong", state="failed", ended=2e9, message="no such image"),
         dataclasses.replace(job, name="of-before", run_dir=before.uri, started=1.0),
+        dataclasses.replace(job, name="finished", run_dir=before.uri, state="done", ended=2e9),
     ]
     cluster.find = lambda name: job
     monkeypatch.setattr(submission, "jobs_at", lambda address: cluster)
@@ -264,7 +265,10 @@ def test_a_job_without_a_status_says_what_it_does(
         "again": ("running", checks),
         "wrong": ("failed", "no such image"),
         "of-before": ("stopped", rows["of-before"][1]),
+        "finished": rows["of-before"],
     }
+    cluster.all = list
+    assert command("list").out == "no jobs yet; `orchestrator submit JOB` adds one\n"
     assert checks in command("status", "new").out
     shown = {row["name"]: row["state"] for row in json.loads(command("top", str(folder), "--json").out)}
     assert shown["young"] == "train", "its last event says so"
