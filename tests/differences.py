@@ -41,6 +41,7 @@ class Difference:
 TOKENIZER = "unit/orchestrator/data/encoding/test_tokenizer.py"
 AUTO = "unit/orchestrator/data/encoding/test_auto_tokenizer.py"
 ANSWERS = "unit/orchestrator/data/prepare/test_predicted_answers.py"
+BEHAVIOUR = "unit/workloads/hf/check/test_behaviour.py"
 WEIGHTS = "unit/workloads/hf/files/test_weight_files.py"
 OLDER = "unit/workloads/hf/files/test_older_form.py"
 FOLDER = "unit/workloads/hf/convert/test_folder.py"
@@ -337,6 +338,29 @@ TOPICS: dict[str, tuple[Difference, ...]] = {
             "findings/trainer_accumulation.sh",
             "A step is the mean over the predictions of its global batch, however it is cut.",
             ("unit/workloads/test_load.py::test_a_batch_may_be_cut_anywhere",),
+        ),
+        Difference(
+            "transformers",
+            "With accumulation, the routers' loss of a mixture of experts weighs as many times more as there are "
+            "micro-batches. So does AdaLoRA's orthogonality (peft).",
+            "findings/side_losses_times_accumulation.sh",
+            "The weight is that of the job, however a batch is cut: a sequence has a loss of its own.",
+            (
+                f"{BEHAVIOUR}::test_the_loss_of_routers_is_theirs_however_a_batch_is_cut",
+                "unit/workloads/test_load.py::test_a_batch_may_be_cut_anywhere",
+            ),
+        ),
+        Difference(
+            "transformers",
+            "Packed rows are kept apart by their positions only if the model keeps no cache. In a loop of one's own it "
+            "keeps one, and rows see each other.",
+            "findings/cache_joins_packed_rows.sh",
+            "No cache is kept in training. A class that mixes documents is refused.",
+            (
+                f"{BEHAVIOUR}::test_a_cache_lets_packed_documents_see_each_other_and_none_is_kept_here",
+                "unit/workloads/objectives/test_isolated.py::"
+                "test_a_packed_row_has_the_loss_of_its_documents_one_by_one",
+            ),
         ),
         Difference(
             "torch",

@@ -81,7 +81,7 @@ def facts(target: Path) -> dict[str, Any]:
 
 
 def test_a_run_that_trained_for_int4_is_loaded_by_transformers(runs: Path, tmp_path: Path) -> None:
-    """Asked for in axolotl#3394."""
+    """Asked for in axolotl#3394 and llm-compressor#2509."""
     told = export(str(runs / "int4"), STEPS, str(tmp_path / "out"))
     assert told["logits_difference"] < 1e-5
     assert told["rounding"] > 1e-3

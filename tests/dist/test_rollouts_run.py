@@ -325,7 +325,10 @@ def test_the_difference_between_vllm_and_training_is_on_record(
 
 
 def test_rollout_workers_that_come_and_die_change_no_bit(quiet: Path, place: Path, tmp_path: Path) -> None:
-    """The first worker dies within its second unit, and a rank at step 5. Asked for in verl#7155 and AReaL#606."""
+    """The first worker dies within its second unit, and a rank at step 5.
+
+    Asked for in verl#7155, AReaL#606 and miles#1724.
+    """
     gang = with_rollout_workers([3], faults=("kill@0:2",))
     run = run_of(tmp_path, "run", with_workers(place, most=1), gang=gang, faults=("kill@1:5",))
     same(run, quiet)
