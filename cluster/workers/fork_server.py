@@ -158,7 +158,7 @@ class ForkServer:
 
     def end_ranks(self) -> None:
         """Kill the running ranks, and wait until they are gone."""
-        self._request({"do": "end"})
+        end_ranks([self])
 
     def close(self) -> None:
         """End the process and its ranks. Safe to call twice."""
@@ -173,10 +173,23 @@ class ForkServer:
 
     def _request(self, message: dict[str, Any]) -> dict[str, Any]:
         self._send(message)
+        return self._answer()
+
+    def _answer(self) -> dict[str, Any]:
         line = self._file.readline()
         if not line:
             raise ConnectionResetError("the process that starts ranks has ended")
         return dict(json.loads(line))
+
+
+def end_ranks(servers: Sequence[ForkServer]) -> None:
+    """Kill the ranks of all these fork servers, and wait until they are gone. After an OSError the servers are of no
+    use any more, because an answer may be missing.
+    """
+    for server in servers:
+        server._send({"do": "end"})
+    for server in servers:
+        server._answer()
 
 
 def fork_servers(target: str, count: int) -> list[ForkServer]:

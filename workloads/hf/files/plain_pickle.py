@@ -77,7 +77,7 @@ def strided(data: bytes, where: str) -> Strided:
     tensor = _loaded(_Tensor(io.BytesIO(data)), where)
     if not isinstance(tensor, Strided):
         raise WorkloadError(
-            f"{where} holds something else than a plain tensor; save it again with torch's own writer"
+            f"{where} holds something other than a plain tensor; save it again with torch's own writer"
         )
     return tensor
 

@@ -7,6 +7,7 @@ import dataclasses
 import json
 import os
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -220,6 +221,53 @@ def test_a_job_that_waits_is_not_said_to_run(
         phase,
         said["state"],
     )
+
+
+def test_a_job_is_shown_without_torch(folder: Path) -> None:
+    """Its import takes longer than all else that `list` and `status` do."""
+    run = run_of(folder / "runs/small", phase="train", seen=time.time())
+    code = f"""
+import sys
+from cluster.jobs.ray_jobs import Submission
+from orchestrator.cli.targets import shown_of
+shown = shown_of(Submission("small-1", "small", {run.uri!r}, 0, "running", "", 1.0, None, None, ""))
+print(shown["state"], "torch" in sys.modules)
+"""
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300)
+    assert ended.stdout == "running False\n", ended.stderr
+
+
+def test_a_job_without_a_status_says_what_it_does(
+    folder: Path, command: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where an earlier submission has left a status."""
+    monkeypatch.setenv("COLUMNS", "200")
+    before = run_of(folder / "before", phase="stopped", seen=time.time() - 60)
+    young = run_of(folder / "young", phase="train", seen=time.time())
+    Path(young.path, "status.json").unlink()
+    job = Submission("new-1", "new", str(folder / "nowhere"), 0, "running", "", 2e9, None, None, "")
+    cluster: Any = OneJob()
+    cluster.all = lambda: [
+        job,
+        dataclasses.replace(job, name="ray", state="pending", started=None),
+        dataclasses.replace(job, name="again", run_dir=before.uri),
+        dataclasses.replace(job, name="wrong", state="failed", ended=2e9, message="no such image"),
+        dataclasses.replace(job, name="of-before", run_dir=before.uri, started=1.0),
+    ]
+    cluster.find = lambda name: job
+    monkeypatch.setattr(submission, "jobs_at", lambda address: cluster)
+    rows = {row["name"]: (row["state"], row["says"]) for row in json.loads(command("top", "--json").out)}
+    checks = "its command checks the job and starts the controller"
+    assert rows == {
+        "new": ("running", checks),
+        "ray": ("pending", "Ray starts its command"),
+        "again": ("running", checks),
+        "wrong": ("failed", "no such image"),
+        "of-before": ("stopped", rows["of-before"][1]),
+    }
+    assert checks in command("status", "new").out
+    shown = {row["name"]: row["state"] for row in json.loads(command("top", str(folder), "--json").out)}
+    assert shown["young"] == "train", "its last event says so"
 
 
 @pytest.mark.parametrize("words", ["status", "stop", "logs", "attach"])

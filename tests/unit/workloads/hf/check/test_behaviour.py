@@ -44,7 +44,7 @@ REFUSED = {
     "gpt_oss": (ISOLATED, "must not see"),
     "mamba": (ISOLATED, "must not see|fails"),
     "bloom": (ISOLATED, "must not see"),
-    "modernbert": (PERMUTED, "a mask replaces its windows"),
+    "modernbert": (PERMUTED, "replaces the attention windows of the class"),
     "deberta-v2": (PERMUTED, "fails"),
     "xlnet": (PACKED, "must not see|fails"),
     "prophetnet": (DENOISED, "must not see"),
