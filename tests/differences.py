@@ -85,6 +85,7 @@ SEARCH = "unit/orchestrator/tune/test_search.py"
 MANIFESTS = "unit/orchestrator/extensions/render/test_manifests.py"
 IMPORTANCE = "unit/orchestrator/tune/test_importance.py"
 FRAMING = "unit/orchestrator/data/encoding/test_framing.py"
+ROLLOUTS = "dist/test_rollouts_run.py"
 ADVANTAGES = "unit/orchestrator/train/rollouts/test_advantages.py"
 ROUTERS = "unit/workloads/hf/tables/test_router_weights.py"
 NAMES = "unit/orchestrator/config/test_other_names.py"
@@ -569,6 +570,25 @@ TOPICS: dict[str, tuple[Difference, ...]] = {
             "It is the mean over a pair's chosen answer, so that it does not depend on the batch. Equal where the "
             "two are one.",
             (f"{PAIRS}::test_twenty_steps_of_orpo_have_the_losses_of_trl",),
+        ),
+        Difference(
+            "trl",
+            "With `num_iterations`, a resume generates other answers by newer weights where the run was between two "
+            "passes over the same ones: no checkpoint has the buffer, and its count starts at 0.",
+            "trl/trainer/grpo_trainer.py, _prepare_inputs",
+            "`rollout.epochs`: a checkpoint is saved between rollouts, and the answers after it are the same again.",
+            (
+                f"{ROLLOUTS}::test_a_run_that_is_killed_between_updates_of_the_same_answers_has_the_same_bits",
+                f"{ROLLOUTS}::test_several_updates_on_the_same_answers_are_those_of_trl",
+            ),
+        ),
+        Difference(
+            "trl",
+            "With `steps_per_generation`, GRPO shuffles the answers of a group over several updates, and `dapo` "
+            "divides by the tokens of all of them.",
+            "trl/trainer/grpo_trainer.py, shuffle_sequence_dict",
+            "With `rollout.steps`, each step has whole groups, and divides by its own tokens.",
+            (f"{ROLLOUTS}::test_several_updates_on_the_same_answers_are_those_of_a_plain_loop",),
         ),
         Difference(
             "trl",
