@@ -369,7 +369,7 @@ ASKS = (
         "ray#58878",
         "Say why the workers of some machines take long to find each other.",
         "`orchestrator status RUN`, `orchestrator logs RUN`",
-        "unit/orchestrator/controller/test_missing_ranks.py::test_missing_is_who_does_not_wait_while_others_do",
+        "unit/orchestrator/controller/test_hang_diagnosis.py::test_missing_is_who_does_not_wait_while_others_do",
         "the cause in the network: which rank is silent or missing is said, and its node",
     ),
     Ask(

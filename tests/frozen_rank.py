@@ -1,4 +1,4 @@
-"""The program of a rank that stops at a point of its code. For tests of hangs."""
+"""The program of ranks that stop at a point of their code. For tests of hangs."""
 
 from __future__ import annotations
 
@@ -14,24 +14,23 @@ from cluster.workers.worker_context import WorkerContext
 from orchestrator.train.loop import main as train
 
 PLACE = "STOP_AT"
-"""The environment variable with the place as JSON: {"rank", "at", "after", "frozen"}.
+"""The environment variable with the places as JSON, a list of {"rank", "at", "after", "how"}.
 
-`at` is a function, "module:name" or "module:Class.name"; the rank stops at its call after so many others. It is frozen
-by SIGSTOP, or it lives and sleeps.
+`at` is a function, "module:name" or "module:Class.name"; the rank stops at its call after so many others. See `_stop`.
 """
 
 
 def main(config: dict[str, Any], context: WorkerContext) -> dict[str, Any]:
-    """Train as `orchestrator.train.loop.main` does, up to that place."""
-    place = json.loads(os.environ[PLACE])
-    if context.rank_info.rank == place["rank"]:
-        if place["at"] == "main":
-            _stop(place["frozen"])
-        _stop_at(**place)
+    """Train as `orchestrator.train.loop.main` does, up to those places."""
+    for place in json.loads(os.environ[PLACE]):
+        if context.rank_info.rank == place["rank"]:
+            if place["at"] == "main":
+                _stop(place["how"])
+            _stop_at(place["at"], place["after"], place["how"])
     return train(config, context)
 
 
-def _stop_at(rank: int, at: str, after: int, frozen: bool) -> None:
+def _stop_at(at: str, after: int, how: str) -> None:
     module, _, path = at.partition(":")
     *owners, name = path.split(".")
     owner: Any = functools.reduce(getattr, owners, importlib.import_module(module))
@@ -39,15 +38,18 @@ def _stop_at(rank: int, at: str, after: int, frozen: bool) -> None:
 
     def stopping(*given: Any, **named: Any) -> Any:
         if next(calls, None) is None:
-            _stop(frozen)
+            _stop(how)
         return function(*given, **named)
 
     setattr(owner, name, stopping)
 
 
-def _stop(frozen: bool) -> None:
+def _stop(how: str) -> None:
+    """Stop this thread for ever: by SIGSTOP, which stops the whole process, or it sleeps, or it computes."""
     while True:  # the kernel continues a stopped process whose group is orphaned
-        if frozen:
+        if how == "freeze":
             os.kill(os.getpid(), signal.SIGSTOP)
-        else:
+        elif how == "sleep":
             time.sleep(1.0)
+        else:
+            sum(range(10_000))

@@ -293,7 +293,7 @@ class TransformerWorkload:
 
     def hf_config(self) -> Mapping[str, Any]:
         """See Workload.hf_config. For a pair of networks, that of the main one."""
-        from workloads.hf.convert.checkpoint import hf_config_of
+        from workloads.hf.convert.write_folder import hf_config_of
 
         alone = self.config.changed({"generator": 0}) if self.config.generator else self.config
         settings: Mapping[str, Any] = hf_config_of(alone, self.vocabulary, self.decoder_start).to_dict()
@@ -301,13 +301,13 @@ class TransformerWorkload:
 
     def hf_tensors(self) -> Collection[str]:
         """See Workload.hf_tensors."""
-        from workloads.hf.convert.checkpoint import hf_names
+        from workloads.hf.convert.write_folder import hf_names
 
         return hf_names(self.config, shapes_of(self.config))
 
     def hf_weights(self, chosen: Collection[str]) -> Mapping[str, Sequence[str]]:
         """See Workload.hf_weights."""
-        from workloads.hf.convert.checkpoint import hf_weights
+        from workloads.hf.convert.write_folder import hf_weights
 
         if self.config.generator:
             raise WorkloadError("a pair of two networks is exported in full precision")
@@ -315,7 +315,7 @@ class TransformerWorkload:
 
     def check_hf(self) -> None:
         """Raise WorkloadError if transformers has no class for this model, as `to_hf` would."""
-        from workloads.hf.convert.checkpoint import check_export
+        from workloads.hf.convert.write_folder import check_export
 
         self._check_merges()
         self._check_last_token()
@@ -349,7 +349,7 @@ class TransformerWorkload:
 
     def hf_state(self, read: Callable[[str], Tensor]) -> Iterator[tuple[str, Tensor]]:
         """Yield the tensors that `to_hf` writes, by name. The model has one network. Raises WorkloadError."""
-        from workloads.hf.convert.checkpoint import state
+        from workloads.hf.convert.write_folder import state
 
         self._check_merges()
         if self.adapter:
@@ -365,7 +365,7 @@ class TransformerWorkload:
 
     def base_to_hf(self, read: Callable[[str], Tensor], folder: str) -> None:
         """Like `to_hf`, for the model without its adapter."""
-        from workloads.hf.convert.checkpoint import export
+        from workloads.hf.convert.write_folder import export
         from workloads.hf.files.meaning import PROBLEMS
 
         export(

@@ -1,11 +1,13 @@
 """The fork server: a process that has done the imports of ranks and forks them, so an attempt starts in milliseconds.
 
-    python -m cluster.workers.fork_server FD
+    python -m cluster.workers.fork_server TARGET FD [FD ...]
 
-FD is a socket with one JSON message a line. The first message says what to import. Each later one asks to launch a
-rank, to end the ranks or for their exit codes, and gets one line in answer. Ranks die with the fork server, and it ends
-when the other side of the socket is closed. It has one thread and computes nothing, so forking is safe. CUDA is first
-initialised in the ranks and in the standby, a process that has its device ready and becomes the next rank.
+It imports the module of TARGET, "module:function". Each FD is a socket with one JSON message a line. The first message
+says what to import. Each later one asks to launch a rank, to end the ranks or for their exit codes, and gets one line
+in answer. Every FD beyond the first is served by a copy, because one process forks one rank at a time. Ranks die with
+the fork server or copy that has started them, and copies with the fork server. Each ends when the other side of its
+socket is closed. It has one thread and computes nothing, so forking is safe. CUDA is first initialised in the ranks and
+in the standby, a process that has its device ready and becomes the next rank.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from cluster.workers.gang import Cause
@@ -102,6 +104,7 @@ class ForkServer:
         stands_by: bool = False,
         settle: float = SETTLE,
         connection: socket.socket | None = None,
+        copies: Sequence[socket.socket] = (),
     ) -> None:
         """Start a fork server, unless there is a connection to one already.
 
@@ -110,6 +113,7 @@ class ForkServer:
             stands_by: whether to keep a standby, if the module has a function `make_ready`.
             settle: seconds after a launch before the next standby begins.
             connection: a connection to a process that serves already, see `cluster.workers.shared_imports`.
+            copies: sockets that copies of the new process serve, see `fork_servers`.
         """
         self._process: subprocess.Popen[bytes] | None = None
         if connection is not None:
@@ -117,9 +121,10 @@ class ForkServer:
         else:
             self._socket, theirs = socket.socketpair()
             with theirs:
+                descriptors = [end.fileno() for end in (theirs, *copies)]
                 self._process = subprocess.Popen(
-                    command_of("cluster.workers.fork_server", str(theirs.fileno()), target=target),
-                    pass_fds=[theirs.fileno()],
+                    command_of("cluster.workers.fork_server", target, *map(str, descriptors), target=target),
+                    pass_fds=descriptors,
                     stdin=subprocess.DEVNULL,
                     env=environment_of_ranks(),
                 )
@@ -174,9 +179,50 @@ class ForkServer:
         return dict(json.loads(line))
 
 
+def fork_servers(target: str, count: int) -> list[ForkServer]:
+    """Start `count` fork servers of one import, which fork ranks at the same time. The first has the process of all."""
+    pairs = [socket.socketpair() for _ in range(count - 1)]
+    servers: list[ForkServer] = []
+    try:
+        servers.append(ForkServer(target, copies=[theirs for _, theirs in pairs]))
+        for ours, _ in pairs:
+            servers.append(ForkServer(target, connection=ours))
+        return servers
+    except OSError:
+        for server in servers:
+            server.close()
+        raise
+    finally:
+        for ours, theirs in pairs:
+            theirs.close()
+            if len(servers) < count:
+                ours.close()
+
+
 def main() -> None:
-    """Serve requests until the socket is closed."""
-    control = socket.socket(fileno=int(sys.argv[1]))
+    """Serve requests until the sockets are closed, each socket in a process of its own."""
+    target, *descriptors = sys.argv[1:]
+    control, *others = (socket.socket(fileno=int(number)) for number in descriptors)
+    parent = os.getpid()
+    import_for_ranks(target)
+    for other in others:
+        if not os.fork():
+            try:
+                for inherited in {control, *others} - {other}:
+                    os.close(inherited.detach())
+                _serve_copy(other, parent)
+            finally:
+                os._exit(0)
+    for other in others:
+        other.close()
+    serve(control, control.makefile("r"))
+
+
+def _serve_copy(control: socket.socket, parent: int) -> None:
+    """Serve in a copy of the process `parent`, with which it dies."""
+    from cluster.workers.rank_process import die_with_parent
+
+    die_with_parent(parent)
     serve(control, control.makefile("r"))
 
 

@@ -33,6 +33,10 @@ class HangReport:
     """The innermost Python function of its main thread, for people."""
     is_waiting: bool = False
     """Whether that function waits for other ranks."""
+    is_computing: bool = False
+    """Whether its main thread has used the processor lately, so that it may only be slow."""
+    is_overdue: bool = False
+    """Whether this stands for the report of a rank that sends heartbeats but has not answered yet."""
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> HangReport:

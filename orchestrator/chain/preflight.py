@@ -66,7 +66,7 @@ def check_chain(
                     theirs = stages[before.stage].job
                     continuation_of(stage.job).check_keys(theirs.identity(), where)
                     step = int(before.tag) if before.tag.isdecimal() else theirs.train.steps
-                    check_length(stage.job.train, step, where)
+                    check_length(stage.job.train, stage.job.reading, step, where)
                     with wrong_input(CONTINUE):
                         check_to_come(resolved[before.stage], resolved[name], where)
                 elif before and before.stage not in done:

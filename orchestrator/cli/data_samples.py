@@ -166,7 +166,7 @@ def _entries(
         first = (
             (continued.commit.step, continued.first_position(train.continue_from)) if continued else (0, 0)
         )
-        return samples_at(batches, positions, inputs.job.spec.samples_per_step, first)
+        return samples_at(batches, positions, inputs.job.spec.reading, first)
     if wanted.sample not in batches.read:
         problem = f"no sample has the id {wanted.sample}; {len(batches.read)} are prepared"
         raise InputError(problem, "--sample", "list ids with --at POSITION")

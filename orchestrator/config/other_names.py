@@ -371,9 +371,7 @@ _KEYS: Mapping[str, str] = {
     ),
     "rollout.max_tokens": "max_completion_length max_response_length response_length",
     "rollout.steps": "steps_per_generation generation_batch_size ppo_mini_batch_size",
-    "not here, because each answer is learned from once; rollout.steps makes several steps of a rollout": (
-        "num_iterations ppo_epochs"
-    ),
+    "rollout.epochs": "num_iterations ppo_epochs",
     "rewards, as in [{own: module:function, weight: 1.0}]": (
         "reward_funcs reward_weights reward_model custom_reward_function reward_model_path "
         "reward_processing_classes"

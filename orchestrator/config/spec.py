@@ -27,7 +27,7 @@ from orchestrator.parallel.config import ParallelSpec
 from orchestrator.prune.config import PruneSpec
 from orchestrator.quantize.config import QuantizeSpec
 from orchestrator.rewards.config import Rewards, own_rewards
-from orchestrator.train.config import TrainSpec
+from orchestrator.train.config import Reading, TrainSpec
 from orchestrator.train.distillation.config import DistillSpec
 from orchestrator.train.engines.config import EngineConfig
 from orchestrator.train.rollouts.config import (
@@ -161,9 +161,10 @@ class JobSpec(StrictModel):
         return self.workload.metrics_objective
 
     @property
-    def samples_per_step(self) -> int:
-        """The number of samples that a step reads: rows, or prompts with several rows each."""
-        return self.train.global_batch // (self.rollout.group if self.rollout else 1)
+    def reading(self) -> Reading:
+        """Which samples the steps of the run read."""
+        samples = self.train.global_batch
+        return self.rollout.reading(samples) if self.rollout else Reading(samples)
 
     def document(self) -> dict[str, Any]:
         """Return the job as a job file with all of its keys, as plain data."""

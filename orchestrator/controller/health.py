@@ -9,7 +9,7 @@ from typing import Any
 
 from cluster.workers.device_limits import CPU, DeviceLimits
 from cluster.workers.gang import FINISHED, UNKNOWN, Cause, RankStatus
-from orchestrator.controller.missing_ranks import missing_ranks, ranks_text, shared_wait
+from orchestrator.controller.hang_diagnosis import missing_ranks, ranks_text, shared_wait
 from orchestrator.storage.row_types import EventFields
 
 GRACE = 1.0

@@ -252,7 +252,7 @@ def policy_of(job: JobSpec, choose: Callable[[int], Layout | None], **more: Any)
         checkpoint=job.checkpoint,
         evaluate=job.evaluate,
         stop_when=job.stop_when,
-        samples_per_step=job.samples_per_step,
+        samples_per_step=job.reading.samples,
         rollout_workers=job.rollout.workers if job.rollout else None,
         choose=choose,
         **more,

@@ -9,12 +9,13 @@ from typing import Any
 
 from cluster.workers.cluster import Cluster
 from cluster.workers.gang import FINISHED, GangStatus, RankStatus
+from cluster.workers.hang_report import HangReport
 from cluster.workers.rank_output import last_lines
 from orchestrator.checkpoint.config import CheckpointSpec
 from orchestrator.config.redact import redact
 from orchestrator.controller.capacity import Capacity
+from orchestrator.controller.hang_diagnosis import missing_ranks
 from orchestrator.controller.health import Failure
-from orchestrator.controller.missing_ranks import missing_ranks
 from orchestrator.controller.profile_requests import ProfileRequests
 from orchestrator.controller.snapshot_servers import SnapshotServers
 from orchestrator.controller.state import Phase
@@ -29,8 +30,9 @@ from orchestrator.train.task import ENTRY, ENTRY_OF, PREEMPTION_NOTICES, Task
 
 DUMP = 0.5
 """Seconds that the ranks of a hanging gang have to print their stacks before they are killed."""
-ANSWERS = 3.0
-"""Seconds to wait for the answers of its ranks to the question what they wait for, if they take longer."""
+ANSWERS = 10.0
+"""Seconds to wait for the answers of ranks that live to the question what they wait for, if they take longer: on a busy
+machine a healthy rank may need several."""
 POLL = 0.1
 """Seconds between two polls of a gang without news."""
 
@@ -76,6 +78,8 @@ class Workers:
         self._wrong = WrongNodes(cluster)
         self._gang = cluster.gang()
         self._capacity = self._new_capacity()
+        self._asked: tuple[RankStatus, ...] = ()
+        """The ranks with their answers to `ask_what_hangs` in the present attempt."""
         self._node_metrics: tuple[dict[str, Any], ...] = ()
         """Readings of nodes that `take_node_metrics` has not returned yet."""
 
@@ -158,7 +162,7 @@ class Workers:
         Raises:
             TimeoutError: the ranks cannot be placed. No rank is left running.
         """
-        self.status = GangStatus()
+        self.status, self._asked = GangStatus(), ()
         if self._notices is not None:
             self._notices.ensure_running()
         try:
@@ -189,7 +193,7 @@ class Workers:
         rank = max(fault.rank, 0)
         if fault.cause.end == "silent":
             rank = int(rank == 0)  # the silent rank is frozen and prints nothing
-        missing = missing_ranks(self.ranks, silent=fault.cause.end == "silent")
+        missing = missing_ranks(self._asked, silent=fault.cause.end == "silent") if fault.is_hang else []
         return [
             *(missing_rank.text for missing_rank in missing),
             *last_lines(redact(self._gang.output(rank))),
@@ -202,23 +206,26 @@ class Workers:
             poll: polls this gang once, and stores the rows that it returns.
 
         Returns:
-            The ranks as they were last seen, with their answers.
+            The ranks as they were last seen, with their answers. A rank that has sent a heartbeat since, but no answer,
+            has a report that says so.
         """
         status, asked_at = self.status, time.monotonic()
-        # Ranks that have been silent for a while will not answer either, and a recovery should not wait for them.
-        recent = status.at - self.bundle.limits.silence / 2
-        expected = [rank.rank for rank in status.ranks if rank.last_heartbeat >= recent]
+        # Ranks that have been silent for a while will not answer either, and a recovery should not wait for them,
+        # unless they are heard of again.
+        recent = status.at - max(self.bundle.limits.silence / 2, status.gap)
         self._gang.print_stacks()
         waited = 0.0
-        while waited < DUMP or (waited < ANSWERS and not self._have_answered(expected)):
+        while waited < DUMP or (waited < ANSWERS and self._are_awaited(recent)):
             poll()
             waited = time.monotonic() - asked_at
-        answers = {rank.rank: rank.hang for rank in self.status.ranks}
-        return tuple(dataclasses.replace(rank, hang=answers.get(rank.rank)) for rank in status.ranks)
+        answers = {rank.rank: _answer(rank, asked_at) for rank in self.status.ranks}
+        self._asked = tuple(dataclasses.replace(rank, hang=answers.get(rank.rank)) for rank in status.ranks)
+        return self._asked
 
-    def _have_answered(self, expected: Sequence[int]) -> bool:
-        ranks = {rank.rank: rank for rank in self.status.ranks}
-        return all(ranks[n].hang is not None or ranks[n].state in FINISHED for n in expected if n in ranks)
+    def _are_awaited(self, recent: float) -> bool:
+        """Whether a rank that has been heard of since `recent` still runs and has not answered."""
+        ranks = (rank for rank in self.status.ranks if rank.state not in FINISHED)
+        return any(rank.hang is None and rank.last_heartbeat >= recent for rank in ranks)
 
     def drain(self, wrong: Set[str]) -> list[str]:
         """Leave nodes that compute wrongly and drain them, see `WrongNodes.drain`. Call it again and again.
@@ -293,3 +300,10 @@ class Workers:
         self._snapshots.stop()
         if self._notices is not None:
             self._notices.stop()
+
+
+def _answer(rank: RankStatus, asked_at: float) -> HangReport | None:
+    """Return the answer of a rank; if it has none, whether it has been heard of since it was asked."""
+    if rank.hang is None and rank.last_heartbeat > asked_at:
+        return HangReport(is_overdue=True)
+    return rank.hang

@@ -1,13 +1,13 @@
 """A model of ours behind lm-eval's interface: likelihoods of texts, and generated texts.
 
-Scores and generated texts are those of lm-eval's own `hf` model with the same weights in the Hugging Face format: the
-same tokens, cut at the same positions. There are three differences. Before a text without a context, this model uses
-the
-token with which training begins a text; `hf` uses the tokenizer's bos, which many models have never seen. An
-encoder-decoder generates `max_gen_toks` tokens; `hf` adds those of the prompt. For a whole text
-(`loglikelihood_rolling`), only the text's own tokens are predicted; `hf` counts the bos that the tokenizer adds as
-text,
-predicted from another bos.
+Scores and generated texts equal those of lm-eval's own `hf` model with the same weights in the Hugging Face format: the
+same tokens, cut at the same positions. There are three differences:
+
+- Before a text without a context, this model uses the token with which training begins a text. `hf` uses the bos of
+  the tokenizer, which many models have never seen.
+- An encoder-decoder generates `max_gen_toks` tokens. `hf` adds the number of the prompt's tokens.
+- For a whole text (`loglikelihood_rolling`), only the text's own tokens are predicted. `hf` counts the bos that the
+  tokenizer adds as text, and predicts it from another bos.
 """
 
 from __future__ import annotations

@@ -536,7 +536,7 @@ def _refuse_other_make(
 
 def _refuse_unlike(theirs: Any, ours: TransformerConfig, where: str, free: Sequence[str] = FREE_KEYS) -> None:
     """Raise WorkloadError if another model would compute something else with the same weights."""
-    from workloads.hf.convert.checkpoint import structure
+    from workloads.hf.convert.write_folder import structure
 
     if not (their_config := theirs.as_transformer):
         raise WorkloadError(

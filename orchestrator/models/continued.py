@@ -40,7 +40,7 @@ from orchestrator.models.continued_keys import WHERE, check_keys
 from orchestrator.models.kept_config import config_json
 from orchestrator.models.named_commit import commit_at, split_tag
 from orchestrator.storage.run_directory import ORIGIN, RunDir
-from orchestrator.train.config import ContinueFrom, TrainSpec
+from orchestrator.train.config import ContinueFrom, Reading, TrainSpec
 from workloads.hf.files.hf_config import FolderConfig
 
 if TYPE_CHECKING:
@@ -93,8 +93,13 @@ class Source:
         }
 
 
-def check_length(train: TrainSpec, step: int, source: str) -> None:
-    """Raise InputError if the job ends before the step of the `source`, or leaves too few steps for its schedule."""
+def check_length(train: TrainSpec, reading: Reading, step: int, source: str) -> None:
+    """Raise InputError if the job ends before the step of the `source`, leaves too few steps for its schedule, or would
+    begin within a rollout.
+    """
+    if step % reading.steps:
+        problem = f"step {step} of {source} is within a rollout of this job, which has {reading.steps} steps"
+        raise InputError(problem, WHERE, "name a multiple of them, or change rollout.steps or rollout.epochs")
     if train.steps <= step:
         problem = f"{train.steps} steps are not more than {source} has done"
         raise InputError(problem, "train.steps", "steps include those of the run before: raise it")
@@ -125,6 +130,7 @@ class Continuation:
         workload: the model; what decides which weights exist must stay.
         data: the data, which must stay if the run keeps its position.
         train: names the other run, in `continue_from`.
+        reading: which samples the steps read.
         reads_base: whether commits lack weights, which are read from where the run began.
         needs_base: whether the run needs the weights that it began with at every start.
     """
@@ -133,6 +139,7 @@ class Continuation:
     workload: WorkloadSpec
     data: DataSpec
     train: TrainSpec
+    reading: Reading
     reads_base: bool
     needs_base: bool
 
@@ -196,7 +203,7 @@ class Continuation:
             cleaned_by = commit.meta.get(CLEANED_BY) or {}
             accepted = self.identity.accepted
             check_same_cleaning(self.identity.clean, accepted, cleaned_by, str(source), hint)
-        check_length(self.train, commit.step, str(source))
+        check_length(self.train, self.reading, commit.step, str(source))
         if self.workload.init_from or self.needs_base:
             base_of(self.workload, self.needs_base, commit.meta.get(BASE) or {}, True)
 
@@ -314,6 +321,7 @@ def continuation_of(job: JobSpec) -> Continuation:
         workload=job.workload,
         data=job.data,
         train=job.train,
+        reading=job.reading,
         reads_base=job.reads_base,
         needs_base=job.needs_base,
     )

@@ -148,12 +148,23 @@ class Mesh:
         NCCL otherwise creates a communicator at the first collective of a group, in the middle of a step. A first
         message between two ranks would create a communicator for that pair, and a batch of messages as the first call
         of a group is undefined unless all of its ranks take part.
+
+        Groups that a step rarely uses get none: those of one rank, and with several sharded copies those of all
+        replicas, which only scalars and optimizers of whole matrices need.
         """
         if device.type != "cuda":
             return
+        rare = {self.data.ranks, self.expert_data.ranks} if self.copies.size > 1 else set()
+        rare -= {
+            self.world.ranks,
+            self.copies.ranks,
+            self.shard.ranks,
+            self.expert.ranks,
+            self.expert_shard.ranks,
+        }
         probe = torch.ones(1, device=device)
-        for handle in self._made.values():
-            if handle is not None:
+        for ranks, handle in self._made.items():
+            if handle is not None and (len(ranks) > 1 or self.layout.world == 1) and ranks not in rare:
                 dist.all_reduce(probe, dist.ReduceOp.MAX, group=handle)
         probe.item()  # waits, so that a failed connection is reported here
 

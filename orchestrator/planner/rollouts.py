@@ -19,6 +19,7 @@ from orchestrator.planner.device import Machine
 from orchestrator.planner.memory import PROCESS, generation_bytes, offered
 from orchestrator.planner.simulation.collectives import Group
 from orchestrator.planner.simulation.operators import Program, ends, layer, with_length
+from orchestrator.train.rollouts.config import RolloutSpec
 
 DRAW_BYTES = 72.0
 """Bytes read and written to draw a token, for each entry of the vocabulary: logits in fp32, their log-softmax, and in
@@ -29,6 +30,8 @@ CACHE_OPERATIONS = 8.0
 """Operations that keep and read the keys and values of a layer, for each token."""
 UNRECORDED = 0.8
 """Seconds of a launch without autograd, as a share of one in training."""
+FORWARD = 1.0 / 3.0
+"""A forward pass as a share of the passes of a step."""
 REWARD_SECONDS, REWARDS_SECONDS = 2e-5, 3e-3
 """Seconds for an answer's reward by a rule, and for the round trip to the processes that compute rewards."""
 
@@ -41,7 +44,8 @@ class RolloutTime:
         transfer: weights on their way from the ranks, which wait for it.
         generate: generation of the step's answers; rollout workers read the weights first.
         reward: their rewards by rules. Own functions and reward models are not predicted.
-        train: the optimizer step.
+        train: the optimizer step, and its share of the forward passes before a rollout's first step, whose
+            log-probabilities the later ones compare with.
         overlaps: whether generation goes on while the gang trains.
     """
 
@@ -72,14 +76,18 @@ def with_rollout_time(plan: Plan, time: RolloutTime) -> dict[str, Any]:
         plan: the plan of the training workers.
         time: seconds of its step.
     """
+    compared = time.train - plan.chosen.seconds
     slow_steps = {
-        share: dataclasses.replace(time, train=seconds) for share, seconds in plan.quantiles.items()
+        share: dataclasses.replace(time, train=seconds + compared)
+        for share, seconds in plan.quantiles.items()
     }
+    by_part = plan.chosen.time.to_json()
+    by_part["compute"] += compared
     return {
         "step_seconds": time.seconds,
         "step_seconds_quantiles": {share: slow_step.seconds for share, slow_step in slow_steps.items()},
         "tokens_per_second": plan.tokens / time.seconds,
-        "seconds_by_part": plan.chosen.time.to_json() | time.by_part(),
+        "seconds_by_part": by_part | time.by_part(),
     }
 
 
@@ -132,12 +140,22 @@ def rollout_time(demand: Demand, shape: ModelShape, plan: Plan) -> RolloutTime:
     else:
         transfer, read = Group(ranks, 1, machine).gather(sent), 0.0
     return RolloutTime(
-        transfer=transfer / rollout.steps,
-        generate=rounds * unit_seconds(demand, shape, machine) + read / rollout.steps,
-        reward=REWARDS_SECONDS + REWARD_SECONDS * demand.batch / ranks,
-        train=plan.chosen.seconds,
+        transfer=transfer / rollout.updates,
+        generate=rounds * unit_seconds(demand, shape, machine) / rollout.epochs + read / rollout.updates,
+        reward=(REWARDS_SECONDS + REWARD_SECONDS * demand.batch / ranks) / rollout.epochs,
+        train=plan.chosen.seconds + _compared(rollout) * FORWARD * plan.chosen.time.compute,
         overlaps=overlaps,
     )
+
+
+def _compared(rollout: RolloutSpec) -> float:
+    """Return how many forward passes a step has for the log-probabilities that it compares with.
+
+    The first step compares with its own, and answers that were generated ahead have theirs.
+    """
+    if rollout.staleness:
+        return 0.0
+    return (rollout.steps - (rollout.epochs == 1)) / rollout.updates
 
 
 def sent_bytes(shape: ModelShape) -> float:

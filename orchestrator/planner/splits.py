@@ -111,7 +111,7 @@ def plan_rollouts(
     splits = [requested]
     if demand.searches_layout:  # a layout that the job gives has the workers that it has
         refused = {layout: verdict for layout, verdict in verdicts.items() if verdict.reason}
-        unit = unit_seconds(demand, shape, plan.machine)
+        unit = unit_seconds(demand, shape, plan.machine) / rollout.epochs
         split_of = partial(_split, demand, shape, plan, total=total, refused=refused)
         overlaps = bool(rollout.staleness)
         for workers in _near_balance(requested, total, rollout.units(demand.batch), unit, overlaps=overlaps):
@@ -167,7 +167,7 @@ def _near_balance(requested: Split, total: int, units: int, unit: float, *, over
         requested: the job's split.
         total: workers.
         units: units of a step, which more rollout workers cannot share.
-        unit: seconds of a unit on one worker.
+        unit: seconds of a unit on one worker, as a share of each step that learns from it.
         overlaps: whether rollout workers generate while the others train.
     """
     ratio = units * unit / (requested.time.train * requested.layout.world)

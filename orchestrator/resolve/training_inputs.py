@@ -23,7 +23,7 @@ from orchestrator.resolve.prepared_data import EARLIER, PreparedData
 from orchestrator.resolve.prompts import Prompts, prompts_of, settings_notes
 from orchestrator.resolve.resolved_job import ResolvedJob, adapter_of, is_framed, resolve, wrong_input
 from orchestrator.storage.retry import Retry
-from orchestrator.train.config import TrainSpec
+from orchestrator.train.config import Reading, TrainSpec
 from workloads.hf.files.hf_config import FolderConfig
 from workloads.hf.files.meaning import BY_NAME
 
@@ -106,7 +106,7 @@ def training_inputs(
     weights = [source.weight for source in spec.data.sources]
     share = spec.data.validation.share if spec.data.validation else None
     plan, parts, trained = _divided(spec.data, tokens)
-    mixture = Mixture.of(spec.data, spec.samples_per_step, spec.train.steps)
+    mixture = Mixture.of(spec.data, spec.reading, spec.train.steps)
     routed = bool(workload.config.moe)
     workload = _weighed(workload, trained, spec.data.streaming)
     made = batches.batches_of(
@@ -267,7 +267,7 @@ def resolve_over(
         tokens.sections is None
     )  # for streamed data the amount of text is unknown until all is prepared
     if spec.data.samples is None and complete:
-        passes.check_length(inputs.text[0].order, _positions(spec.train, spec.samples_per_step, source))
+        passes.check_length(inputs.text[0].order, _positions(spec.train, spec.reading, source))
     notes = [*inputs.job.notes, *inputs.workload.notes, *(_cut_notes(inputs) if complete else ())]
     if spec.evaluate and (spec.evaluate.samples or spec.evaluate.tasks):
         notes += settings_notes(spec.workload.model)
@@ -373,14 +373,14 @@ def course_of(
     from orchestrator.data.samples.mixture.passes import course
 
     uris = [source.name for source in data.sources]
-    size = inputs.job.spec.samples_per_step
-    return course(inputs.text[0].order, uris, size, _positions(train, size, source))
+    reading = inputs.job.spec.reading
+    return course(inputs.text[0].order, uris, reading, _positions(train, reading, source))
 
 
-def _positions(train: TrainSpec, samples_per_step: int, source: Source | None) -> int:
+def _positions(train: TrainSpec, reading: Reading, source: Source | None) -> int:
     """Return how many samples of its data a run has read at its end."""
     first, first_step = (source.first_position(train.continue_from), source.commit.step) if source else (0, 0)
-    return first + samples_per_step * (train.steps - first_step)
+    return first + reading.samples_before(train.steps) - reading.samples_before(first_step)
 
 
 def _cut_notes(inputs: TrainingInputs) -> list[str]:

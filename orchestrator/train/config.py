@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 from pydantic import Field, field_validator, model_validator
@@ -110,6 +111,48 @@ class ContinueFrom(StrictModel):
         description="keep counts the learning-rate schedule from the beginning of training; restart counts it "
         "from this phase on, with a new warm-up",
     )
+
+
+@dataclass(frozen=True)
+class Reading:
+    """How the steps of a run read samples, as arithmetic on numbers of steps.
+
+    A batch is what one step trains on. A step reads its own batch, unless several updates learn from the same generated
+    answers: then the steps of a rollout go through its batches several times, in the same order.
+
+    Attributes:
+        samples: samples of a batch: rows, or prompts, each of which has several rows.
+        batches: batches of a rollout; 1 without rollouts.
+        epochs: how often the steps of a rollout go through its batches; 1 without rollouts.
+    """
+
+    samples: int
+    batches: int = 1
+    epochs: int = 1
+
+    @property
+    def steps(self) -> int:
+        """Steps of a rollout. Between them nothing is saved, and no task ends."""
+        return self.batches * self.epochs
+
+    def batch_of(self, step: int) -> int:
+        """Return the number of the batch that the step after `step` steps trains on."""
+        rollouts, updates = divmod(step, self.steps)
+        return rollouts * self.batches + updates % self.batches
+
+    def batches_before(self, step: int) -> int:
+        """Return how many batches the first `step` steps read."""
+        rollouts, updates = divmod(step, self.steps)
+        return rollouts * self.batches + min(updates, self.batches)
+
+    def samples_before(self, step: int) -> int:
+        """Return how many samples the first `step` steps read."""
+        return self.batches_before(step) * self.samples
+
+    def first_step_of(self, sample: int) -> int:
+        """Return the steps before the first one that trains on a sample, by the number of the sample."""
+        rollouts, batch = divmod(sample // self.samples, self.batches)
+        return rollouts * self.steps + batch
 
 
 class TrainSpec(StrictModel):

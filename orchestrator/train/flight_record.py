@@ -12,6 +12,7 @@ import linecache
 import os
 import sys
 import threading
+import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
@@ -34,6 +35,10 @@ MAX_NAMED_RANKS = 8
 """The largest group whose ranks a line names."""
 MAX_PRINTED = 12
 """Number of a library's last collectives that are printed."""
+LOOK = 0.3
+"""Seconds for which a rank looks whether its main thread computes."""
+COMPUTING = 0.01
+"""The share of a processor beyond which it does."""
 TIMEOUT = 60.0
 """Seconds to write a file to a remote store."""
 RETRY = Retry(attempts=3, first=0.2, cap=2.0, deadline=120.0)
@@ -59,7 +64,14 @@ def report_hang(run: str, attempt: int, rank: int, send: Callable[[HangReport], 
             last_collectives(library, collectives, members) for library, collectives in entries.items()
         ]
         frame, is_waiting = main_frame()
-        send(HangReport(tuple(itertools.chain(*entered)), frame=frame, is_waiting=is_waiting))
+        send(
+            HangReport(
+                tuple(itertools.chain(*entered)),
+                frame=frame,
+                is_waiting=is_waiting,
+                is_computing=not is_waiting and is_computing(),
+            )
+        )
         files = {}
         for library, collectives in entries.items():
             for entry in collectives[-MAX_PRINTED:]:
@@ -126,6 +138,20 @@ def main_frame() -> tuple[str, bool]:
     code, line = frame.f_code, linecache.getline(frame.f_code.co_filename, frame.f_lineno)
     is_waiting = DISTRIBUTED in code.co_filename or ".wait()" in line
     return f"{code.co_name} ({os.path.basename(code.co_filename)}:{frame.f_lineno})", is_waiting
+
+
+def is_computing() -> bool:
+    """Whether the main thread uses the processor; False where the system does not say.
+
+    Its time counts, not its state: a thread that computes in Python stands still while this one looks at it. On a busy
+    machine it gets little, but more than a thread that sleeps and looks again.
+    """
+    if not hasattr(time, "pthread_getcpuclockid"):
+        return False
+    clock = time.pthread_getcpuclockid(threading.main_thread().ident or 0)
+    before = time.clock_gettime(clock)
+    time.sleep(LOOK)
+    return time.clock_gettime(clock) - before > COMPUTING * LOOK
 
 
 def records() -> Iterator[tuple[str, bytes]]:

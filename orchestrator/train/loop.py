@@ -108,11 +108,10 @@ def main(config: dict[str, Any], context: WorkerContext) -> dict[str, Any]:
     plan = StepPlan(
         seed=spec.seed,
         train=spec.train,
-        samples=spec.samples_per_step,
+        reading=spec.reading,
         sequence_length=spec.data.sequence_length,
         draws=spec.workload.draws,
         noise=bool(spec.workload.embedding_noise),
-        steps_per_rollout=spec.rollout.steps if spec.rollout else 1,
         staleness=spec.rollout.staleness if spec.rollout else 0,
     )
     lengths = plan.lengths(

@@ -121,7 +121,7 @@ class Rank:
             engine=engine, inputs=inputs, between=lambda step: self._inject(step, in_evaluation=True)
         )
         self._evaluator = self._make_evaluator(self._engine)
-        self._last = min(-(-task.until // plan.steps_per_rollout) * plan.steps_per_rollout, plan.train.steps)
+        self._last = min(-(-task.until // plan.reading.steps) * plan.reading.steps, plan.train.steps)
         self._record = RankRecord(memory_before)
         self._commits = make_commits(self._engine)
         self._weight_facts: dict[
@@ -226,12 +226,12 @@ class Rank:
         samples = prefetched.next()
         self._context.set_waiting(False)
         waited = time.perf_counter() - started
-        with self._progress.generating(self._plan.samples):
+        with self._progress.generating(self._plan.reading):
             step_rows = self._reader.rows(samples, self._engine, self._progress.step, self._task)
         lr = self._progress.learning_rate(self._plan.train)
         metrics = self._compute(step_rows.batches, samples.others, lr)
         parts = self._engine.clock.take()
-        with self._progress.generating(self._plan.samples):
+        with self._progress.generating(self._plan.reading):
             collected = self._reader.collect(steps_done + 1)
         computed = time.perf_counter()
         busy = waited + metrics.busy_seconds if metrics.busy_seconds else 0.0
@@ -251,11 +251,11 @@ class Rank:
         if len(agreed.busy) > 1:
             parts["agreement"] = time.perf_counter() - computed
         stability = self._plan.train.stability
-        self._progress.check_stable(metrics.loss, metrics.grad_norm, stability, self._plan.samples)
+        self._progress.check_stable(metrics.loss, metrics.grad_norm, stability, self._plan.reading)
         self._progress = self._progress.after_step(
             metrics.loss,
             agreed.digest,
-            samples=self._plan.samples,
+            reading=self._plan.reading,
             tokens=self._plan.tokens,
             stability=stability,
         )
@@ -316,7 +316,7 @@ class Rank:
             return True
         # No attempt follows the last step, so a stop does not cut its evaluation short.
         heeds_stop = step < self._last and not self._is_within_rollout
-        with self._progress.evaluating(self._plan.samples):
+        with self._progress.evaluating(self._plan.reading):
             row = self._evaluator.evaluate(step, self._task.attempt, heeds_stop=heeds_stop)
         if row is not None:
             self._evaluations.append(row)
@@ -362,4 +362,4 @@ class Rank:
 
     @property
     def _is_within_rollout(self) -> bool:
-        return self._progress.step % self._plan.steps_per_rollout != 0
+        return self._progress.step % self._plan.reading.steps != 0

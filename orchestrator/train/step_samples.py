@@ -17,7 +17,7 @@ from orchestrator.data.samples.receipt import add
 from orchestrator.data.samples.skips import start_of
 from orchestrator.parallel.arithmetic import Arithmetic
 from orchestrator.parallel.layout import Layout
-from orchestrator.train.config import TrainSpec
+from orchestrator.train.config import Reading, TrainSpec
 from orchestrator.train.engines.engine import Engine
 from orchestrator.train.rollouts.rollouts import Rollouts
 from orchestrator.train.row_lengths import FULL_LENGTH, RowLengths, dealing_order, lengths_of
@@ -36,21 +36,18 @@ class StepPlan:
     Attributes:
         seed: seeds the random numbers of rows.
         train: how the run trains: its steps, the rows of each, their learning rates, and what counts as unstable.
-        samples: samples of data that a step reads: rows, or prompts, each of which has several rows.
+        reading: which samples of data a step reads.
         sequence_length: tokens of a row.
         draws: whether rows need keys for random numbers.
         noise: whether embeddings get noise, whose size follows from a row's tokens.
-        steps_per_rollout: number of steps that one rollout serves; 1 without rollouts. Between them nothing is saved,
-            and no task ends.
         staleness: how many rollouts ahead answers are generated.
     """
 
     seed: int
     train: TrainSpec
-    samples: int
+    reading: Reading
     sequence_length: int
     draws: bool
-    steps_per_rollout: int = 1
     staleness: int = 0
     noise: bool = False
 
@@ -64,16 +61,16 @@ class StepPlan:
         warmup = self.train.sequence_warmup
         return warmup.at(step, self.sequence_length) if warmup else None
 
-    def rollout_steps(self, step: int) -> int:
-        """Return how many steps' prompts are read after `step` steps, where a rollout begins: also those of the next.
+    def rollout_batches(self, step: int) -> int:
+        """Return how many batches of prompts are read after `step` steps, where a rollout begins: also the next one's.
 
         The run needs no rollout after its last step, unless it may be extended: then it must have the commit that a
         longer run has.
         """
-        ends = step + self.steps_per_rollout
+        ends = step + self.reading.steps
         settled = self.train.optimizer.settled(self.train.steps) or 0
         is_needed = ends < self.train.steps or ends <= settled
-        return self.steps_per_rollout * (1 + self.staleness * is_needed)
+        return self.reading.batches * (1 + self.staleness * is_needed)
 
     def lengths(
         self, workload: Workload, layout: Layout, *, on_gpu: bool, packed: bool, has_means: bool
@@ -144,10 +141,8 @@ class StepReader:
         The ranks of a tensor, context or pipeline group read the same samples, so only the first of them counts the
         digest. The share of padding is computed here too, because the order of samples is not thread-safe.
         """
-        size = self._plan.samples
+        size = self._plan.reading.samples
         coordinate = self._layout.coordinate(self._rank)
-        origin = self._origin
-        start = start_of(origin.position, step - origin.step, size, origin.skips)
         if self._rollouts is not None:
             assert isinstance(self._batches, Batches)  # own samples come with their own objective
             starts = self._starts_of_rollout(self._batches.order, step)
@@ -157,6 +152,7 @@ class StepReader:
                 None,
                 prompts=[self._rollouts.prompts(self._batches, position, size) for position in starts],
             )
+        start = self._start_of_batch(self._batch_number(step))
         parts = self._parts(step, start, coordinate["dp"])
         others = [self._parts(step, start, replica) for replica in self._others(step + 1)]
         is_first = coordinate["pp"] == coordinate["cp"] == coordinate["tp"] == 0
@@ -188,14 +184,14 @@ class StepReader:
         if self._plan.noise:
             for batch, _ in parts:
                 batch[ROW_TOKENS] = batch.get("padding", torch.ones_like(batch["tokens"])).sum(1)
-        count = self._layout.accumulation(self._plan.samples)
+        count = self._layout.accumulation(self._plan.reading.samples)
         batches = filled_up([batch for batch, _ in parts], count, self._layout.micro_batch)
         digests = [digest for _, digest in parts] + [0] * (count - len(parts))
         return list(zip(batches, digests, strict=True))
 
     def _positions(self, start: int, replica: int) -> list[np.ndarray]:
         """Return the positions of the samples of each of a replica's micro-batches."""
-        size = self._plan.samples
+        size = self._plan.reading.samples
         ranges = slices(0, size, replica, self._layout.dp, self._layout.micro_batch)
         positions = np.arange(start, start + size)
         if self._lengths.deals:
@@ -213,27 +209,33 @@ class StepReader:
         full_tokens = sum(count for count, _ in rows) * self._plan.sequence_length
         return sum(count * length for count, length in rows) / full_tokens if full_tokens else 1.0
 
-    def _starts_of_rollout(self, order: AnyOrder, step: int) -> list[int]:
-        """Return where the steps of a rollout begin, if one begins after `step` steps; see `rollout_steps`.
+    def _batch_number(self, step: int) -> int:
+        """Return the number of a step's batch, counted from this task's first one."""
+        reading = self._plan.reading
+        return reading.batch_of(step) - reading.batch_of(self._origin.step)
 
-        The steps of the next rollout are left out if samples are skipped before one of them. A commit that is older
+    def _start_of_batch(self, number: int) -> int:
+        """Return the position of the first sample of a batch, by its `_batch_number`."""
+        return start_of(self._origin.position, number, self._plan.reading.samples, self._origin.skips)
+
+    def _starts_of_rollout(self, order: AnyOrder, step: int) -> list[int]:
+        """Return where the batches of a rollout begin, if one begins after `step` steps; see `rollout_batches`.
+
+        The batches of the next rollout are left out if samples are skipped before one of them. A commit that is older
         than the skip has the answers to the skipped prompts, and the weights that would have generated others are
         gone. So a rollout after a skip comes from its own weights, whichever commit the run goes back to. They are also
         left out if the data ends before them, because all sources reach max_passes.
         """
-        size = self._plan.samples
-        origin = self._origin
-        steps_per_rollout = self._plan.steps_per_rollout
-        if step % steps_per_rollout:
+        reading = self._plan.reading
+        size = reading.samples
+        if step % reading.steps:
             return []
-        numbers = range(step - origin.step, step - origin.step + self._plan.rollout_steps(step))
-        starts = [start_of(origin.position, number, size, origin.skips) for number in numbers]
-        is_next_whole = all(
-            after == start + size for start, after in pairwise(starts[steps_per_rollout - 1 :])
-        )
+        first = self._batch_number(step)
+        starts = list(map(self._start_of_batch, range(first, first + self._plan.rollout_batches(step))))
+        is_next_whole = all(after == start + size for start, after in pairwise(starts[reading.batches - 1 :]))
         if is_next_whole and is_long_enough(order, starts[-1] + size):
             return starts
-        return starts[:steps_per_rollout]
+        return starts[: reading.batches]
 
     def rows(self, samples: StepSamples, engine: Engine, step: int, task: Task) -> StepRows:
         """Return the rows that a step trains on: its samples, or the answers to its prompts.

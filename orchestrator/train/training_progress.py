@@ -11,13 +11,14 @@ from typing import Any
 from orchestrator.checkpoint.evaluations import MEASURED
 from orchestrator.checkpoint.identity import CONTINUED
 from orchestrator.checkpoint.manifest import VERIFIED
-from orchestrator.config.metric_names import by_name, larger_is_better
+from orchestrator.config.metric_names import by_name
 from orchestrator.data.samples.receipt import START, roll
-from orchestrator.data.samples.skips import Skip, lr_factor, merged, start_of
+from orchestrator.data.samples.skips import Skip, lr_factor, merged, start_before, start_of
 from orchestrator.evaluate.config import StopWhen
 from orchestrator.optim.learning_rate import learning_rate
 from orchestrator.parallel.arithmetic import NEWEST, Arithmetic
-from orchestrator.train.config import StabilitySpec, TrainSpec
+from orchestrator.train.config import Reading, StabilitySpec, TrainSpec
+from orchestrator.train.early_stopping import BestValue
 from orchestrator.train.instability import check_stable, watched_answers
 
 
@@ -109,20 +110,24 @@ class TrainingProgress:
         """
         return self.step if self.step - self.verified >= every else self.verified
 
-    def position_of_step(self, samples: int) -> int:
-        """Return the position of the first sample of the next step, which reads that many `samples`."""
-        return start_of(self.position, 0, samples, self.skips)
+    def position_of_step(self, reading: Reading) -> int:
+        """Return the position of the first sample of the next step."""
+        if back := reading.batches_before(self.step) - reading.batch_of(self.step):
+            return start_before(self.position, back, reading.samples, self.skips)
+        return start_of(self.position, 0, reading.samples, self.skips)
 
-    def generating(self, samples: int) -> AbstractContextManager[None]:
-        """Watch the answers that the next step generates, see `watched_answers`. A step reads that many `samples`."""
-        return watched_answers(self.step + 1, self.position_of_step(samples))
+    def generating(self, reading: Reading) -> AbstractContextManager[None]:
+        """Watch the answers that the next step generates, see `watched_answers`."""
+        return watched_answers(self.step + 1, self.position_of_step(reading))
 
-    def evaluating(self, samples: int) -> AbstractContextManager[None]:
+    def evaluating(self, reading: Reading) -> AbstractContextManager[None]:
         """Watch the answers of an evaluation after the last step. It counts as that step, the first one before it."""
-        return watched_answers(max(self.step, 1), max(self.position - samples, 0))
+        last_step = max(self.step, 1)
+        back = reading.batches_before(last_step) - reading.batch_of(last_step - 1)
+        return watched_answers(last_step, start_before(self.position, back, reading.samples, self.skips))
 
     def check_stable(
-        self, loss: float | None, grad_norm: float, stability: StabilitySpec, samples: int
+        self, loss: float | None, grad_norm: float, stability: StabilitySpec, reading: Reading
     ) -> None:
         """Raise NonFinite or LossSpike if the next step's numbers show that training is unstable.
 
@@ -130,7 +135,7 @@ class TrainingProgress:
             loss: of the step; None if it predicted nothing.
             grad_norm: of the step.
             stability: what counts as unstable.
-            samples: how many samples the step read.
+            reading: which samples the step read.
         """
         check_stable(
             loss=loss,
@@ -138,26 +143,26 @@ class TrainingProgress:
             earlier_losses=self.losses,
             stability=stability,
             step=self.step + 1,
-            position=self.position_of_step(samples),
+            position=self.position_of_step(reading),
         )
 
     def after_step(
-        self, loss: float | None, digest: int, samples: int, tokens: int, stability: StabilitySpec
+        self, loss: float | None, digest: int, reading: Reading, tokens: int, stability: StabilitySpec
     ) -> TrainingProgress:
         """Return the progress after one more step.
 
         Args:
             loss: of the step; None if it predicted nothing.
             digest: the sum of its samples' digests over all ranks.
-            samples: how many samples it read.
-            tokens: how many tokens.
+            reading: which samples it read.
+            tokens: how many tokens it trained on.
             stability: how many losses are kept.
         """
         losses = self.losses if loss is None else (*self.losses, loss)
         return dataclasses.replace(
             self,
             step=self.step + 1,
-            position=self.position_of_step(samples) + samples,
+            position=max(self.position_of_step(reading) + reading.samples, self.position),
             tokens=self.tokens + tokens,
             receipt=roll(self.receipt, digest),
             losses=() if stability.spike is None else losses[-stability.window :],
@@ -182,29 +187,17 @@ class TrainingProgress:
     ) -> TrainingProgress:
         """Return the progress after an evaluation with the given metrics by set."""
         values = by_name(sets)
-        best = self.best
-        stale = self.stale
-        best_of = self.best_of
-        if stop_when is not None:
-            best, stale, best_of = *self._best_and_stale(stop_when), stop_when.metric
-            value = values.get(stop_when.metric, math.nan)  # none where nothing is predicted
-            sign = -1.0 if larger_is_better(stop_when.metric) else 1.0
-            gains = best is None or sign * (best - value) > stop_when.min_delta
-            better = gains and not math.isnan(value)
-            best, stale = (value, 0) if better else (best, stale + 1)
-        return dataclasses.replace(
-            self,
-            last_evaluation_step=self.step,
-            evaluation=values,
-            best=best,
-            stale=stale,
-            best_of=best_of,
-        )
+        progress = dataclasses.replace(self, last_evaluation_step=self.step, evaluation=values)
+        if stop_when is None:
+            return progress
+        value = values.get(stop_when.metric, math.nan)  # missing where nothing is predicted
+        best = self._best_value(stop_when).after(stop_when, value)
+        return dataclasses.replace(progress, best=best.value, stale=best.stale, best_of=stop_when.metric)
 
     def is_on_plateau(self, stop_when: StopWhen | None) -> bool:
         """Whether the metric of `stop_when` has not improved for `patience` evaluations."""
-        return stop_when is not None and self._best_and_stale(stop_when)[1] >= stop_when.patience
+        return stop_when is not None and self._best_value(stop_when).is_on_plateau(stop_when)
 
-    def _best_and_stale(self, stop_when: StopWhen) -> tuple[float | None, int]:
-        """Return `best` and `stale` if they refer to the metric of `stop_when`, else (None, 0)."""
-        return (self.best, self.stale) if self.best_of in ("", stop_when.metric) else (None, 0)
+    def _best_value(self, stop_when: StopWhen) -> BestValue:
+        """Return the best value so far, if it is of the metric of `stop_when`; else the value before the first one."""
+        return BestValue(self.best, self.stale) if self.best_of in ("", stop_when.metric) else BestValue()

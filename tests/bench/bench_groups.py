@@ -8,6 +8,8 @@ the groups of its layout, and does one sum over all ranks and one in each of its
 connections of every group made at once and groups of all ranks by all ranks (torch's default), the same with lazy
 connections, and this project's mesh with lazy connections. Sockets are counted after the sums.
 
+`--used` counts the collectives of each group on real ranks that train and evaluate, under several layouts of 8 ranks.
+
 `--cuda` measures what gloo costs beside NCCL, where groups have both or NCCL alone. A backend without work stands for
 NCCL, so what NCCL takes is not in the figures. Each rank makes its groups, and does one sum over all ranks on its host.
 """
@@ -19,19 +21,18 @@ import contextlib
 import multiprocessing as mp
 import os
 import statistics
-import sys
 import time
 import traceback
 from collections.abc import Callable
 from multiprocessing.connection import Connection
-from pathlib import Path
+from typing import Any
 
+import paths  # noqa: F401
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-sys.path.insert(0, str(Path(__file__).parents[2]))
 from orchestrator.parallel import mesh as meshes
 from orchestrator.parallel.device import LAZY_GLOO
 from orchestrator.parallel.layout import AXES, Layout
@@ -163,12 +164,62 @@ def on_gpus(worlds: list[int], rounds: int) -> None:
             )
 
 
+MOE = {"model": "mixtral-tiny", "changes": {"hidden": 32, "heads": 4, "kv_heads": 2, "intermediate": 64, "layers": 2,
+       "moe": {"experts": 4, "intermediate": 32}}}  # fmt: skip
+CASES: dict[str, dict[str, Any]] = {
+    "dp8": {"layout": {"dp": 8}},
+    "dp8 zero1": {"layout": {"dp": 8, "zero": 1}},
+    "dp8 zero3": {"layout": {"dp": 8, "zero": 3}},
+    "dp8 zero3 shard2": {"layout": {"dp": 8, "zero": 3, "shard": 2}},
+    "dp8 zero2 shard4": {"layout": {"dp": 8, "zero": 2, "shard": 4}},
+    "pp2 dp2 tp2": {"layout": {"pp": 2, "dp": 2, "tp": 2}},
+    "pp2 dp2 tp2 zero3": {"layout": {"pp": 2, "dp": 2, "tp": 2, "zero": 3}},
+    "dp2 cp2 tp2 zero1": {"layout": {"dp": 2, "cp": 2, "tp": 2, "zero": 1}},
+    "dp2 cp2 tp2 muon": {"layout": {"dp": 2, "cp": 2, "tp": 2, "zero": 1}, "optimizer": "muon"},
+    "dp8 ep2": {"layout": {"dp": 8, "ep": 2}, **MOE},
+    "dp8 ep2 zero3": {"layout": {"dp": 8, "ep": 2, "zero": 3}, **MOE},
+    "dp8 ep2 zero3 shard4": {"layout": {"dp": 8, "ep": 2, "zero": 3, "shard": 4}, **MOE},
+    "dp8 ep2 zero3 shard2": {"layout": {"dp": 8, "ep": 2, "zero": 3, "shard": 2}, **MOE},
+    "dp4 tp2 ep4": {"layout": {"dp": 4, "tp": 2, "ep": 4}, **MOE},
+    "pp2 dp4 ep2 zero2 shard2": {"layout": {"pp": 2, "dp": 4, "ep": 2, "zero": 2, "shard": 2}, **MOE},
+}
+
+
+def used() -> None:
+    """Print the groups of each case, with the most collectives of any rank; `idle` groups had none on any rank."""
+    from harness import finished
+
+    from cluster.workers.process_gang import ProcessGang
+
+    small = {"hidden": 32, "heads": 4, "kv_heads": 2, "intermediate": 64, "layers": 2, "max_positions": 64}
+    config = {"changes": small, "vocabulary": 64, "length": 16, "batch": 16, "steps": 2}
+    with contextlib.closing(ProcessGang()) as gang:
+        for name, case in CASES.items():
+            try:
+                ranks = finished(8, config | case, "parallel_ranks:groups", gang)
+            except AssertionError as error:
+                print(f"  {name}: {error}", flush=True)
+                continue
+            counts: dict[str, int] = {}
+            for rank in ranks:
+                for group, calls in rank["groups"].items():
+                    counts[group] = max(counts.get(group, 0), calls)
+            others = max(rank["others"] for rank in ranks)
+            idle = [group for group, calls in counts.items() if not calls]
+            text = ", ".join(f"{group}: {calls}" for group, calls in counts.items())
+            print(f"  {name}: {text}; others {others}; idle: {', '.join(idle) or 'none'}", flush=True)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--ranks", type=int, nargs="*", default=[8, 32])
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--cuda", action="store_true", help="only what gloo costs beside NCCL")
+    parser.add_argument("--used", action="store_true", help="only which groups are made, and how often used")
     asked = parser.parse_args()
+    if asked.used:
+        used()
+        return
     if asked.cuda:
         on_gpus(asked.ranks, asked.rounds)
         return

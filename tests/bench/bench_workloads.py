@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from workloads.hf.check.compare import arguments
-from workloads.hf.convert.checkpoint import hf_config_of
+from workloads.hf.convert.write_folder import hf_config_of
 from workloads.hf.tables.families import family_of
 from workloads.model.losses import loss
 from workloads.model.presets import preset

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import gc
+import json
 import statistics
 import time
 import weakref
-from collections import defaultdict
+from collections import Counter, defaultdict
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed import distributed_c10d
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.pipelining.stage import _PipelineStageBase
 from torch.distributed.tensor import DTensor
@@ -23,6 +25,7 @@ from orchestrator.config.spec import JobSpec, parse
 from orchestrator.parallel.device import Device, close_device, open_device
 from orchestrator.parallel.layout import Layout
 from orchestrator.train.engines.torch_engine import TorchEngine
+from orchestrator.train.flight_record import records
 from workloads.load import load
 from workloads.workload import Batch, Vocabulary, Workload
 
@@ -31,9 +34,12 @@ def job(config: dict[str, Any]) -> JobSpec:
     """The job of a measurement; `config` says the model's sizes, the batch and the sequence."""
     return parse({
         "name": "bench",
-        "workload": {"model": "llama-tiny", "changes": config["changes"]},
+        "workload": {"model": config.get("model", "llama-tiny"), "changes": config["changes"]},
         "data": {"sources": [{"uri": "none"}], "tokenizer": "none", "sequence_length": config["length"]},
-        "train": {"steps": 1000, "global_batch": config["batch"]},
+        "train": {
+            "steps": 1000, "global_batch": config["batch"],
+            "optimizer": {"name": config.get("optimizer", "adamw")},
+        },
     })  # fmt: skip
 
 
@@ -88,6 +94,41 @@ def pipeline(config: dict[str, Any], context: WorkerContext) -> dict[str, Any]:
         engine.close()
     close_device()
     return found
+
+
+def groups(config: dict[str, Any], context: WorkerContext) -> dict[str, Any]:
+    """The groups that this rank has made, and the collectives that training and evaluation ran in each.
+
+    torch's flight recorder counts them. Axes share a group if their ranks are the same.
+    """
+    spec, workload, device = started(config, context)
+    layout = Layout(**config["layout"])
+    engine = TorchEngine(spec.engine, workload, layout, device)
+    engine.initialise(0)
+    for _ in range(config["steps"]):
+        engine.train_step(batches(spec, layout, config["vocabulary"]), 1e-4)
+    engine.eval_step(batches(spec, layout, config["vocabulary"]))
+    calls = Counter(
+        str(entry["process_group"][0])
+        for _, record in records()
+        for entry in json.loads(record).get("entries") or ()
+    )
+    axes: dict[str, list[str]] = defaultdict(list)
+    for axis in GROUPS:
+        handle = getattr(engine.mesh, axis).handle
+        if handle is not None:
+            axes[str(handle.group_name)].append(axis)
+    made = [str(group.group_name) for group in distributed_c10d._world.pg_map]
+    engine.close()
+    close_device()
+    return {
+        "groups": {" = ".join(names): calls[group] for group, names in axes.items()},
+        "others": sorted(calls[group] for group in made if group not in axes),
+    }
+
+
+GROUPS = ("world", "tp", "cp", "pp", "data", "expert", "expert_data", "shard", "copies", "expert_shard")
+"""The groups of a mesh by name."""
 
 
 METHODS = {"forward_one_chunk": "F", "backward_one_chunk": "B", "backward_weight_one_chunk": "W"}

@@ -55,12 +55,17 @@ class OnNodes(LocalGang):
         return dataclasses.replace(status, ranks=ranks)
 
 
+def place(rank: int, at: str, after: int, how: str = "freeze") -> dict[str, Any]:
+    """A place where a rank stops, as `frozen_rank.PLACE` has it."""
+    return {"rank": rank, "at": at, "after": after, "how": how}
+
+
 @pytest.fixture
 def fault(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict[str, Any]]:
     """Runs a job whose rank stops, and returns the event of the fault, which also ended the run."""
 
-    def run(world: int, layout: dict[str, Any], **place: Any) -> dict[str, Any]:
-        monkeypatch.setenv(PLACE, json.dumps({"frozen": True, **place}))
+    def run(world: int, layout: dict[str, Any], *places: dict[str, Any]) -> dict[str, Any]:
+        monkeypatch.setenv(PLACE, json.dumps(places))
         document = job(write_text(tmp_path, 20_000), steps=STEPS)
         document["resources"] = {"workers": {"min": world, "max": world}}
         document["parallel"] = layout
@@ -87,7 +92,7 @@ def test_a_frozen_rank_of_eight_is_named(point: str, rank: int, fault: Callable[
     Asked for in ray#64993.
     """
     at, after = POINTS[point]
-    event = fault(8, {"tp": 2, "zero": 1}, rank=rank, at=at, after=after)
+    event = fault(8, {"tp": 2, "zero": 1}, place(rank, at, after))
     assert re.match(f"rank {rank} on node-{rank}: no (sign of life|step) for ", event["first_fault"])
     assert (event["rank"], event["node"]) == (rank, f"node-{rank}")
     if point in TRAINING:
@@ -105,16 +110,37 @@ def test_a_rank_of_four_that_lives_and_does_not_come_is_named(
     at, after = POINTS[point]
     if "pp" in layout and "scatter" in at:
         at = f"{ENGINES}.torch_passes:TorchPasses.sums"
-    event = fault(4, layout, rank=2, at=at, after=after, frozen=False)
+    event = fault(4, layout, place(2, at, after, "sleep"))
     assert event["first_fault"].startswith("rank 2 on node-2: no step for ")
     assert "pp" in layout or "in collective" in event["first_fault"]
     assert "in _stop (frozen_rank.py:" in event["first_fault"]
     assert (event["rank"], event["node"]) == (2, "node-2")
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("at", "how", "says"),
+    [
+        ("orchestrator.train.flight_record:records", "sleep", "sends heartbeats, but has not answered"),
+        (f"{ENGINES}.torch_passes:TorchPasses.sums", "compute", "is behind too, but computes"),
+    ],
+    ids=["answers late", "computes"],
+)
+def test_a_healthy_rank_that_is_slow_is_not_the_missing_one(
+    at: str, how: str, says: str, fault: Callable[..., dict[str, Any]]
+) -> None:
+    """As on a busy machine: it has not answered when the others have, or has not come to their collective."""
+    norm, after = POINTS["the norm of the gradients"]
+    slow = place(1, at, 0 if how == "sleep" else after, how)
+    event = fault(4, {"tp": 2, "zero": 1}, place(2, norm, after, "sleep"), slow)
+    assert event["first_fault"].startswith("rank 2 on node-2: no step for ")
+    assert event["first_fault"].endswith(f"rank 1 on node-1 {says}")
+    assert [line for line in event["output"] if "is missing" in line][1:] == []
+
+
 def test_a_frozen_rank_of_two_is_named(fault: Callable[..., dict[str, Any]]) -> None:
     """One of the points for every day: the others, and ranks that live, take longer."""
-    event = fault(2, {}, rank=1, at="orchestrator.train.rank:agree", after=3)
+    event = fault(2, {}, place(1, "orchestrator.train.rank:agree", 3))
     reason = event["first_fault"]
     assert re.match("rank 1 on node-1: no (sign of life|step) for ", reason)
     assert "1 rank is in collective" in reason

@@ -35,14 +35,16 @@ from orchestrator.controller import decide, rollout_workers
 from orchestrator.data.samples.skips import Skip
 from orchestrator.evaluate.of_commit import evaluate_commit
 from orchestrator.models.averaged import weights_of
-from orchestrator.resolve.commit_model import model_of_run
+from orchestrator.resolve.commit_model import CommitModel, model_of_run
 from orchestrator.storage.run_directory import RunDir
 from orchestrator.train.rollouts.ahead import Ahead
 from orchestrator.train.rollouts.kept import kept_steps, read_kept
 from orchestrator.train.rollouts.reward_check import check_reward_models
 from orchestrator.verify.replay import replay
 from workloads.inference import with_weights
+from workloads.model.answers import Drawn, draw_answers
 from workloads.model.heads import ANSWER_ENDS
+from workloads.workload import Sampling
 
 SMALL = {"hidden": 32, "layers": 2, "heads": 4, "intermediate": 64}
 STEPS, COUNT, GROUP = 8, 200, 4
@@ -705,6 +707,111 @@ def test_several_steps_learn_from_one_rollout_and_a_kill_between_them_changes_no
     assert all(("generate_seconds" in row) == (row["step"] % 2 == 1) for row in found)
     numbers = [{line["prompt_number"] for line in read_kept(str(quiet), step)[1]} for step in (4, 8)]
     assert numbers == [{12, 13, 14, 15}, {28, 29, 30, 31}]
+
+
+def repeated(place: Path, **train: Any) -> dict[str, Any]:
+    """Rollouts of two batches, each learned from twice: four updates."""
+    found = document(place, **train)
+    found["train"]["optimizer"] |= {"eps": 1e-4, "weight_decay": 0.0}
+    found["rollout"] |= {"steps": 2, "epochs": 2, "keep_every": 1}
+    found["checkpoint"]["every"] = 4
+    found["workload"]["options"] = {"epsilon": 0.02, "epsilon_high": 0.05}
+    return found
+
+
+@pytest.fixture(scope="module")
+def quiet_repeated(place: Path) -> Path:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(place)
+        patch.setattr(sys, "path", [*sys.path, str(place)])
+        return run_of(place, "quiet-repeated", repeated(place))
+
+
+def drawn_again(run: Path, model: Any, made: CommitModel, step: int) -> list[Drawn]:
+    """The answers that a step learned from, drawn again by the weights that generated them."""
+    lines = read_kept(str(run), step)[1]
+    prompts = {line["prompt_number"]: made.tokens.tokenizer().encode(line["prompt"]).ids for line in lines}
+    found = draw_answers(
+        model,
+        made.workload.config,
+        prompts=list(prompts.values()),
+        numbers=[[number * GROUP + k for k in range(GROUP)] for number in prompts],
+        max_tokens=8,
+        sampling=Sampling(1.0, 0, 1.0, made.spec.seed),
+        ends={made.workload.vocabulary.eos},
+    )
+    drawn = [answer for answers in found for answer in answers]
+    assert [made.tokens.tokenizer().decode(answer.tokens) for answer in drawn] == [
+        line["answer"] for line in lines
+    ]
+    return drawn
+
+
+def test_several_updates_on_the_same_answers_are_those_of_a_plain_loop(quiet_repeated: Path) -> None:
+    """Plain torch takes the eight updates on the answers of the run, with the probabilities that they had at first."""
+    found = rows(quiet_repeated)
+    assert [row["rollout_epoch"] for row in found] == [1, 1, 2, 2] * 2
+    assert [("generate_seconds" in row) for row in found] == [True, False, False, False] * 2
+    made = model_of_run(str(quiet_repeated), 4)
+    model = with_weights(made.workload, lambda name: made.workload.initial(name, made.spec.seed))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=2e-2, betas=(0.9, 0.95), eps=1e-4, weight_decay=0.0)
+    encode = made.tokens.tokenizer().encode
+    for first in (0, 4):
+        generated_by = model if not first else with_weights(made.workload, made.read)
+        batches = []
+        for step in (first + 1, first + 2):
+            lines = read_kept(str(quiet_repeated), step)[1]
+            assert {line["version"] for line in lines} == {first}
+            # the later epoch has the same answers, in the same order
+            again = read_kept(str(quiet_repeated), step + 2)[1]
+            assert [line | {"epoch": 2} for line in lines] == again
+            rewards = torch.tensor([line["reward"] for line in lines], dtype=torch.float64).view(-1, GROUP)
+            advantages = (rewards - rewards.mean(1, keepdim=True)) / (rewards.std(1, keepdim=True) + 1e-4)
+            drawn = drawn_again(quiet_repeated, generated_by, made, step)
+            prompts = [encode(line["prompt"]).ids for line in lines]
+            batches.append(list(zip(prompts, drawn, advantages.flatten().tolist(), strict=True)))
+
+        def log_p(prompt: list[int], answer: Drawn) -> torch.Tensor:
+            logits = model({"tokens": torch.tensor([prompt + answer.tokens])}).logits[0, len(prompt) - 1 : -1]
+            return logits.log_softmax(-1).gather(1, torch.tensor(answer.tokens)[:, None])[:, 0]
+
+        with torch.no_grad():
+            before = [[log_p(prompt, answer) for prompt, answer, _ in batch] for batch in batches]
+        for update in range(4):
+            losses = []
+            clipped: list[bool] = []
+            for (prompt, answer, advantage), then in zip(
+                batches[update % 2], before[update % 2], strict=True
+            ):
+                ratio = (log_p(prompt, answer) - then).exp()
+                bounded = torch.min(ratio * advantage, ratio.clamp(0.98, 1.05) * advantage)
+                losses.append(-bounded.mean())
+                clipped += (bounded < ratio * advantage).tolist()
+            optimizer.zero_grad()
+            loss = torch.stack(losses).mean()
+            loss.backward()
+            norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+            row = found[first + update]
+            assert row["loss"] == pytest.approx(loss.item(), abs=1e-5)
+            assert row["grad_norm"] == pytest.approx(norm.item(), rel=1e-3)
+            assert row["clip_share"] == pytest.approx(mean(clipped), abs=1e-6)
+            assert (row["clip_share"] == 0) == (update == 0), "only the first update has a ratio of 1"
+    store = Store(str(quiet_repeated / "checkpoints"))
+    trained = store.reader(store.manifest(STEPS))
+    for name, parameter in model.named_parameters():
+        assert torch.allclose(trained.read(f"model.{name}"), parameter, atol=1e-5), name
+
+
+def test_a_run_that_is_killed_between_updates_of_the_same_answers_has_the_same_bits(
+    quiet_repeated: Path, place: Path, tmp_path: Path
+) -> None:
+    run = run_of(tmp_path, "run", repeated(place), faults=("kill@1:3", "kill@0:8/2"))
+    assert {row["attempt"] for row in rows(run)} == {2, 3}
+    same(run, quiet_repeated)
+    store = Store(str(run / "checkpoints"))
+    # two rollouts of two batches of four prompts, each once
+    assert [store.manifest(step).position for step in (4, STEPS)] == [8, 16]
 
 
 def test_a_stop_within_a_rollout_waits_for_its_end(place: Path, tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ import pytest
 import ray
 from ray.cluster_utils import Cluster
 
-from orchestrator.launch.controller_actor import GAUGES, export
+from orchestrator.launch.prometheus_gauges import GAUGES, export
 
 MONITORING = Path(__file__).parents[2] / "infra" / "monitoring"
 ELSEWHERE = ("autoscaler_", "gpu", "gram", "ray_placement_groups", "_total{")

@@ -12,7 +12,7 @@ import pytest
 import ray
 import yaml
 
-from orchestrator.launch.controller_actor import GAUGES, PARTS
+from orchestrator.launch.prometheus_gauges import GAUGES, PARTS
 
 ROOT = Path(__file__).parents[2]
 INFRA = ROOT / "infra"

@@ -71,13 +71,12 @@ def _remainder(number: int) -> int:
     return number % PRIME
 
 
-def documents_of(indices: Iterable[bytes]) -> np.ndarray:
-    """Return the contents of a source's documents, ENTRY [documents], from the indices of its shards in order."""
-    return np.concatenate([np.zeros(0, ENTRY), *documents_by_part(indices)])
-
-
 def documents_by_part(indices: Iterable[bytes]) -> Iterator[np.ndarray]:
-    """Yield the documents that end in each shard; `documents_of` shard by shard."""
+    """Yield the contents of the documents that end in each shard, ENTRY [documents].
+
+    Args:
+        indices: the content index of each of a source's shards, in order.
+    """
     unfinished = Content()
     for index in indices:
         entries = np.frombuffer(index, ENTRY).copy()

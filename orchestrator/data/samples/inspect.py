@@ -11,6 +11,7 @@ import numpy as np
 
 from orchestrator.data.samples.batches import Batches
 from orchestrator.data.samples.windows import Streams
+from orchestrator.train.config import Reading
 from workloads.model.masks import SEGMENTS, attends
 from workloads.workload import Batch, Windowing
 
@@ -131,9 +132,11 @@ def other_entries(batch: Batch, row: int) -> dict[str, Any]:
 
 
 def samples_at(
-    batches: Batches, positions: Sequence[int], global_batch: int, origin: tuple[int, int] = (0, 0)
+    batches: Batches, positions: Sequence[int], reading: Reading, origin: tuple[int, int] = (0, 0)
 ) -> list[dict[str, Any]]:
     """Return where the samples at these positions come from: step, turn, sample, source, and pieces of the stream.
+
+    The step is the first one that trains on a sample.
 
     `origin` is the step and position at which the run began. Earlier positions have no step.
     """
@@ -145,7 +148,9 @@ def samples_at(
         origins.append(
             {
                 "position": position,
-                "step": first_step + (position - first) // global_batch + 1 if position >= first else None,
+                "step": first_step + reading.first_step_of(position - first) + 1
+                if position >= first
+                else None,
                 "turn": pass_number,
                 "sample": sample,
                 "source": source,

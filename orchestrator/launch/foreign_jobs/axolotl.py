@@ -12,6 +12,7 @@ from orchestrator.launch.foreign_jobs.common import (
     fill_rollout_of_trl,
     fill_training,
     full_groups,
+    full_rollouts,
     set_options,
 )
 from orchestrator.launch.foreign_jobs.job import ForeignJob
@@ -176,6 +177,7 @@ def _axolotl_grpo(job: ForeignJob) -> None:
     _batch(job)
     full_groups(job)
     fill_training(job, DEFAULTS)
+    full_rollouts(job)
     arguments.drop(*HERE_ANYWAY)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -194,6 +195,36 @@ def fill_rollout_of_trl(job: ForeignJob, keys: Arguments, prompt: float, objecti
             "importance_sampling_level": keys.take("importance_sampling_level"),
         }
     set_options(job, options)
+    accumulation = job.arguments.number("gradient_accumulation_steps", default=1)
+    generated = keys.number("steps_per_generation", default=accumulation)
+    steps = max(1, round(generated / accumulation))
+    if generated != steps * accumulation:
+        job.lines.append(
+            f"rollout.steps: {steps}; steps_per_generation {generated:g} is no multiple of gradient_accumulation_steps"
+        )
+    fill_updates(job, steps, keys.number("num_iterations", default=1))
+
+
+def fill_updates(job: ForeignJob, steps: float, epochs: float) -> None:
+    """Set how many steps divide a rollout between them, and how often they learn from it."""
+    updates = {"steps": int(steps), "epochs": int(epochs)}
+    job.document["rollout"] |= {key: value for key, value in updates.items() if value > 1}
+
+
+def updates_of(job: ForeignJob) -> int:
+    """Return the number of optimizer steps that learn from a rollout."""
+    rollout = job.document["rollout"]
+    return int(rollout.get("steps", 1) * rollout.get("epochs", 1))
+
+
+def full_rollouts(job: ForeignJob) -> None:
+    """Make the numbers of steps multiples of the steps of a rollout."""
+    updates = updates_of(job)
+    for name, key in (("train", "steps"), ("checkpoint", "every")):
+        part = job.part(name)
+        if part[key] % updates:
+            part[key] = math.ceil(part[key] / updates) * updates
+            job.lines.append(f"{name}.{key}: {part[key]}, whole rollouts of {updates} steps")
 
 
 def full_groups(job: ForeignJob) -> None:

@@ -14,6 +14,7 @@ from orchestrator.launch.foreign_jobs.common import (
     fill_rollout_of_trl,
     fill_training,
     full_groups,
+    full_rollouts,
     set_options,
 )
 from orchestrator.launch.foreign_jobs.job import ForeignJob
@@ -68,6 +69,8 @@ def hf_trainer(job: ForeignJob) -> None:
             dora=arguments.flag("use_dora"),
             scaled=arguments.flag("use_rslora"),
         )
+    if objective in REWARDED:
+        full_rollouts(job)
     _fill_evaluation(job, objective)
     arguments.drop(*HERE_ANYWAY)
     arguments.drop_defaults(TRAINER_DEFAULTS)
@@ -81,7 +84,7 @@ TRAINER_DEFAULTS: Mapping[str, Sequence[Any]] = {
         "use_bias_correction_kl", "log_multimodal", "vllm_importance_sampling_correction", "save_safetensors",
     ), (True,)),
     **dict.fromkeys((
-        "top_p", "repetition_penalty", "num_iterations", "steps_per_generation", "vllm_tensor_parallel_size",
+        "top_p", "repetition_penalty", "vllm_tensor_parallel_size",
         "sapo_temperature_pos", "top_entropy_quantile", "entropy_coef_max",
     ), (1,)),
     "include_num_input_tokens_seen": ("no",), "log_level_replica": ("warning",), "project": ("huggingface",),

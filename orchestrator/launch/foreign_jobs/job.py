@@ -215,7 +215,10 @@ class ForeignJob:
         if max_steps and max_steps > 0:
             train["steps"] = int(max_steps)
             return
-        batch = train["global_batch"]
+        # A step with generated answers has several to each row, and a later step may learn from them again.
+        rollout = self.document.get("rollout", {})
+        batch = train["global_batch"] // rollout.get("group", 1)
+        uses = rollout.get("epochs", 1)
         length = self.part("data")["sequence_length"] if self._packs() else None
         packed = self._sequences(length) if length else None
         if packed is not None:
@@ -227,10 +230,11 @@ class ForeignJob:
                 "`data inspect JOB` counts sequences"
             )
         elif self.rows:
-            train["steps"] = max(1, math.ceil(self.rows * passes / batch))
-            self.epoch_steps = max(1, math.ceil(self.rows / batch))
+            train["steps"] = max(1, math.ceil(self.rows * passes / batch)) * uses
+            self.epoch_steps = max(1, math.ceil(self.rows / batch)) * uses
+            again = f" x rollout.epochs {uses}" if uses > 1 else ""
             self.lines.append(
-                f"train.steps: {train['steps']:,} = {passes:g} epochs of {self.rows:,} rows / {batch} a step"
+                f"train.steps: {train['steps']:,} = {passes:g} epochs of {self.rows:,} rows / {batch} a step{again}"
             )
         else:
             train["steps"] = STEPS

@@ -6,7 +6,15 @@ import re
 from typing import Any
 
 from orchestrator.config.errors import InputError
-from orchestrator.launch.foreign_jobs.common import fill_rollout, name_of, option, set_options
+from orchestrator.launch.foreign_jobs.common import (
+    fill_rollout,
+    fill_updates,
+    full_rollouts,
+    name_of,
+    option,
+    set_options,
+    updates_of,
+)
 from orchestrator.launch.foreign_jobs.job import ForeignJob
 
 
@@ -20,15 +28,19 @@ def verl(job: ForeignJob) -> None:
         "actor_rollout_ref.model.hf_config_path",
     )
     job.model(model)
+    updates = 1  # optimizer steps to one of verl's steps
     if "actor_rollout_ref" in arguments:
         _verl_rollouts(job)
+        updates = updates_of(job)
     else:
         _verl_sft(job)
     if (every := arguments.number("trainer.save_freq")) and every > 0:
-        job.part("checkpoint")["every"] = int(every)
+        job.part("checkpoint")["every"] = int(every) * updates
     every = arguments.number("trainer.test_freq")
     if every and every > 0 and "validation" in job.part("data"):
-        job.document["evaluate"] = {"every": int(every)}
+        job.document["evaluate"] = {"every": int(every) * updates}
+    if updates > 1:
+        full_rollouts(job)
     name = arguments.take("trainer.experiment_name")
     arguments.drop(
         "trainer.project_name trainer.logger trainer.default_local_dir data.val_files "
@@ -76,15 +88,17 @@ def _verl_rollouts(job: ForeignJob) -> None:
     temperature = arguments.number("actor_rollout_ref.rollout.temperature", default=1.0)
     fill_rollout(job, group=group, answer=answer, prompt=prompt, temperature=temperature, rewards=())
     prompts = int(arguments.number("data.train_batch_size", "data.gen_batch_size", default=256))
-    job.part("train")["global_batch"] = prompts * group
-    job.lines.append(f"train.global_batch: {prompts * group} = {prompts} prompts x {group} answers")
-    small = arguments.number("actor_rollout_ref.actor.ppo_mini_batch_size")
-    if small and small < prompts:
+    small = int(arguments.number("actor_rollout_ref.actor.ppo_mini_batch_size", default=prompts))
+    if not 0 < small <= prompts or prompts % small:
         job.lines.append(
-            f"rollout.steps: 1 optimizer step uses all {prompts} prompts; verl takes one per {small:g} "
-            "(ppo_mini_batch_size)"
+            f"rollout.steps: 1 optimizer step uses all {prompts} prompts; ppo_mini_batch_size {small} does not "
+            "divide them"
         )
-    _verl_steps(job, 30)
+        small = prompts
+    fill_updates(job, prompts // small, arguments.number("actor_rollout_ref.actor.ppo_epochs", default=1))
+    job.part("train")["global_batch"] = small * group
+    job.lines.append(f"train.global_batch: {small * group} = {small} prompts x {group} answers")
+    _verl_steps(job, 30, updates_of(job))
     lr = arguments.number("actor_rollout_ref.actor.optim.lr")
     if lr is None:
         lr = job.default("train.optimizer.lr", 1e-6, "verl")
@@ -123,8 +137,10 @@ def _verl_optimizer(job: ForeignJob, prefix: str, lr: float | None, schedule: st
     """Set AdamW from a section of keys, with verl's usual values. `clip` is the key of the largest norm."""
     arguments = job.arguments
     job.optimizer("adamw", lr, schedule, None)
+    warmup = arguments.number(f"{prefix}.lr_warmup_steps")
+    updates = updates_of(job) if "rollout" in job.document else 1
     job.warmup(
-        arguments.number(f"{prefix}.lr_warmup_steps"),
+        warmup and warmup * updates,
         arguments.number(f"{prefix}.lr_warmup_steps_ratio", f"{prefix}.warmup_steps_ratio"),
     )
     optimizer = job.part("train")["optimizer"]
@@ -132,15 +148,18 @@ def _verl_optimizer(job: ForeignJob, prefix: str, lr: float | None, schedule: st
     optimizer["clip"] = float(arguments.number(clip, default=1.0))
 
 
-def _verl_steps(job: ForeignJob, default: float) -> None:
-    """Set the steps; without any, and without epochs, by the usual epochs (verl/trainer/config)."""
+def _verl_steps(job: ForeignJob, default: float, updates: int = 1) -> None:
+    """Set the steps; without any, and without epochs, by the usual epochs (verl/trainer/config).
+
+    A step of verl has several `updates` here.
+    """
     max_steps, epochs = (
         job.arguments.number("trainer.total_training_steps"),
         job.arguments.number("trainer.total_epochs"),
     )
     if epochs is None and not (max_steps and max_steps > 0):
         epochs = job.default("epochs", default, "verl")
-    job.steps(max_steps, epochs)
+    job.steps(max_steps and max_steps * updates, epochs)
 
 
 def _verl_sft(job: ForeignJob) -> None:

@@ -78,7 +78,7 @@ def rollouts_of(
         if address
         else own_sampler(inputs, tokens, rollout, device, context),
         judge=judge,
-        prompts_ahead=spec.samples_per_step * rollout.steps * rollout.staleness,
+        prompts_ahead=spec.reading.samples * rollout.steps * rollout.staleness,
         is_bitwise=bool(spec.train.bitwise_shards),
         passes=PassSpec(spec.evaluate.answers, spec.evaluate.sizes, spec.rewards[0].title)
         if spec.evaluate and spec.evaluate.answers

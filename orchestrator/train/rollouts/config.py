@@ -12,14 +12,14 @@ from orchestrator.config.resources import ResourceSpec, Workers, one_number
 from orchestrator.config.strict import Count, Positive, StrictModel
 from orchestrator.config.workload import WorkloadSpec
 from orchestrator.rewards.config import RewardSpec
-from orchestrator.train.config import TrainSpec
+from orchestrator.train.config import Reading, TrainSpec
 
 
 class RolloutSpec(StrictModel):
     """How answers are generated for an objective that learns from rewards."""
 
     NO_IDENTITY: ClassVar[tuple[str, ...]] = ("keep_every", "workers")
-    ADDED_LATER: ClassVar[tuple[str, ...]] = ("staleness", "engine")
+    ADDED_LATER: ClassVar[tuple[str, ...]] = ("staleness", "engine", "epochs")
 
     group: int = Field(
         default=8,
@@ -29,8 +29,13 @@ class RolloutSpec(StrictModel):
     )
     steps: Positive = Field(
         default=1,
-        description="optimizer steps that learn from one rollout: the weights before the first of them generate the "
-        "answers of all. A checkpoint is saved only after the last of them",
+        description="optimizer steps in which a rollout is learned from once, each with its own prompts: the weights "
+        "before the first of them generate the answers of all. A checkpoint is saved only after a rollout's last step",
+    )
+    epochs: Positive = Field(
+        default=1,
+        description="times that each answer is learned from: a rollout has steps x epochs optimizer steps. Each epoch "
+        "takes the answers in the same order, and compares with their probabilities before the first",
     )
     staleness: int = Field(
         default=0,
@@ -73,6 +78,15 @@ class RolloutSpec(StrictModel):
         """How many answers a training worker decodes at once; 0 if other workers generate them."""
         return 0 if self.workers else self.group * self.together
 
+    @property
+    def updates(self) -> int:
+        """The number of optimizer steps that learn from a rollout."""
+        return self.steps * self.epochs
+
+    def reading(self, global_batch: int) -> Reading:
+        """Return which prompts the steps read. `global_batch` counts answers."""
+        return Reading(global_batch // self.group, self.steps, self.epochs)
+
     def units(self, global_batch: int) -> int:
         """Return how many units of work a step has."""
         return -(-global_batch // self.group // self.together)
@@ -89,6 +103,29 @@ class RolloutSpec(StrictModel):
             return (
                 f"rollout.workers.max {self.workers.max} is more than can work: a step has {units} "
                 f"unit{'s' * (units > 1)} of rollout.together {self.together} prompts; lower one of them"
+            )
+        return ""
+
+    def ratio_problem(self, workload: WorkloadSpec) -> str:
+        """Return why the loss cannot compare with the probabilities of other weights; empty if it can, or need not."""
+        has_ratio = workload.objective != "reinforce"
+        if self.staleness and not has_ratio:
+            return (
+                "rollout.staleness 1 needs the ratio of probabilities that reinforce lacks; use objective grpo, or set "
+                "rollout.staleness to 0"
+            )
+        if not (workload.draws and has_ratio):
+            return ""
+        off = "workload.dropout, attention_dropout, layer_drop and embedding_noise to 0"
+        if self.staleness:
+            return (
+                "rollout.staleness 1 compares probabilities in training with those in generation, which has no "
+                f"dropout; set {off}, or rollout.staleness to 0"
+            )
+        if self.epochs > 1:
+            return (
+                f"rollout.epochs {self.epochs} compares probabilities in training with those before it, without "
+                f"dropout; set {off}, or rollout.epochs to 1"
             )
         return ""
 
@@ -156,16 +193,8 @@ def rollout_problem(
         return f"{objective} learns from rewards, and this job has none; list them in rewards"
     if problem := rollout.problem_with(train.global_batch):
         return problem
-    if rollout.staleness and objective == "reinforce":
-        return (
-            "rollout.staleness 1 needs the ratio of probabilities that reinforce lacks; use objective grpo, or set "
-            "rollout.staleness to 0"
-        )
-    if rollout.staleness and workload.draws:
-        return (
-            "rollout.staleness 1 compares probabilities in training with those in generation, which has no dropout; "
-            "set workload.dropout, attention_dropout, layer_drop and embedding_noise to 0, or rollout.staleness to 0"
-        )
+    if problem := rollout.ratio_problem(workload):
+        return problem
     if rollout.engine == "vllm" and (problem := rollout.vllm_problem(train.determinism)):
         return problem
     if rollout.max_tokens >= sequence_length:
@@ -173,11 +202,14 @@ def rollout_problem(
             f"rollout.max_tokens {rollout.max_tokens} leaves no room for a prompt in data.sequence_length "
             f"{sequence_length}; lower it, or raise data.sequence_length"
         )
+    whole = f"rollout.steps {rollout.steps}" + (
+        f" x rollout.epochs {rollout.epochs}" if rollout.epochs > 1 else ""
+    )
     for key, steps in (("train.steps", train.steps), ("checkpoint.every", checkpoint_every)):
-        if steps % rollout.steps:
-            return f"{key} {steps} is not a multiple of rollout.steps {rollout.steps}; change one of them"
-    if any(step % rollout.steps for step in train.thaw):
-        return f"train.thaw is at steps within a rollout of {rollout.steps}; name multiples of rollout.steps"
+        if steps % rollout.updates:
+            return f"{key} {steps} is not a multiple of {whole}; change one of them"
+    if any(step % rollout.updates for step in train.thaw):
+        return f"train.thaw is at steps within a rollout of {rollout.updates}; name multiples of {whole}"
     if train.reference == "precomputed" and workload.options.get("beta"):
         return "train.reference precomputed cannot know generated answers; set it to held, or leave it out"
     return ""

@@ -65,6 +65,7 @@ def _lines(texts: Sequence[str], rollout: Rollout) -> Iterator[dict[str, Any]]:
                 "answer": answer.text,
                 "tokens": len(answer.drawn.tokens),
                 "version": rollout.version,
+                "epoch": rollout.epoch,
                 "ended": answer.drawn.ended,
                 "reward": _number(answer.reward),
                 "rewards": {name: _number(value) for name, value in answer.rewards.items()},

@@ -58,6 +58,7 @@ class Rollout:
         prompts: the prompts of the step.
         answers: the answers to each of them.
         version: steps done by the weights that generated them.
+        epoch: how often the step and those before it have learned from these answers.
     """
 
     batches: list[Batch]
@@ -66,6 +67,7 @@ class Rollout:
     prompts: list[Prompt]
     answers: list[list[Scored]]
     version: int
+    epoch: int = 1
 
 
 def rate(answers: Iterable[list[Drawn]], seconds: float) -> dict[str, float]:

@@ -181,11 +181,11 @@ class Rollouts:
         Args:
             engine: has the weights.
             step: steps done.
-            prompts: if a rollout begins with this step, the prompts of each of its steps, and of each step of the next
-                rollout if that is generated meanwhile; else they are not read.
+            prompts: if a rollout begins with this step, the prompts of each of its batches, and of each of the next
+                rollout's if that is generated meanwhile; else they are not read.
         """
         self.seconds = Seconds()
-        if step % self.spec.steps == 0:
+        if step % self.spec.updates == 0:
             self._waiting = self._make(engine, step, prompts)
         return self._waiting.pop(0)
 
@@ -194,7 +194,7 @@ class Rollouts:
 
         It is called after the step's training, before a commit.
         """
-        if self._pending is None or step % self.spec.steps:
+        if self._pending is None or step % self.spec.updates:
             return {}
         pending = self._pending
         self._pending = None
@@ -214,7 +214,7 @@ class Rollouts:
         }
 
     def _make(self, engine: Engine, step: int, prompts: Sequence[list[Prompt]]) -> list[Rollout]:
-        """Return the rollouts of all steps of a rollout, and ask for the answers of the next one."""
+        """Return what all steps of a rollout train on, and ask for the answers of the next one."""
         current, next_prompts = prompts[: self.spec.steps], prompts[self.spec.steps :]
         ready = self.next.take(current)
         if ready is None or next_prompts:
@@ -245,19 +245,42 @@ class Rollouts:
             self._step_rollout(step_prompts, step_answers, version, is_stale=ready is not None)
             for step_prompts, step_answers in zip(current, answers, strict=True)
         ]
-        for rollout in rollouts[1:] if ready is None else ():
-            # What later steps compare with: the probabilities under the weights that generated the answers, computed
-            # as those steps compute them.
-            log_probabilities = engine.token_log_probabilities(rollout.batches)
-            for batch, values in zip(rollout.batches, log_probabilities, strict=True):
-                batch[SAMPLED] = values.float().cpu()
+        updates = self._updates(engine, rollouts, is_stale=ready is not None)
         seconds = {
             "transfer_seconds": round(self.seconds.transfer, 6),
             "generate_seconds": round(self.seconds.generate, 6),
             "reward_seconds": round(self.seconds.reward, 6),
         }
-        rollouts[0].metrics.update(seconds | speed)
-        return rollouts
+        updates[0].metrics.update(seconds | speed)
+        return updates
+
+    def _updates(self, engine: Engine, rollouts: Sequence[Rollout], *, is_stale: bool) -> list[Rollout]:
+        """Return what each step of a rollout trains on: in every epoch the same answers, in the same order.
+
+        All updates but the first compare with the probabilities under the weights that generated the answers, computed
+        as these updates compute them. Stale answers brought theirs along.
+        """
+        epochs = range(1, self.spec.epochs + 1)
+        compared = [
+            self._compared(engine, rollout) if not is_stale and (number or self.spec.epochs > 1) else rollout
+            for number, rollout in enumerate(rollouts)
+        ]
+        updates = [self._in_epoch(epoch, rollout) for epoch in epochs for rollout in compared]
+        return updates if is_stale else [self._in_epoch(1, rollouts[0]), *updates[1:]]
+
+    def _compared(self, engine: Engine, rollout: Rollout) -> Rollout:
+        """Return a rollout with the log-probabilities of its answers under the present weights."""
+        log_probabilities = engine.token_log_probabilities(rollout.batches)
+        batches = [
+            {**batch, SAMPLED: values.float().cpu()}
+            for batch, values in zip(rollout.batches, log_probabilities, strict=True)
+        ]
+        return replace(rollout, batches=batches)
+
+    def _in_epoch(self, epoch: int, rollout: Rollout) -> Rollout:
+        """Return what an update trains on in an epoch, counted from 1."""
+        fields = {"rollout_epoch": epoch} if self.spec.epochs > 1 else {}
+        return replace(rollout, metrics=rollout.metrics | fields, epoch=epoch)
 
     def _ask(self, step: int, prompts: Sequence[list[Prompt]]) -> None:
         """Ask for the answers to the prompts of each step of the next rollout, by the weights taken last."""

@@ -11,14 +11,14 @@ from cluster.workers.process_gang import ProcessGang
 SIZES = {"vocab_size": 160, "max_position_embeddings": 64, "num_hidden_layers": 4, "hidden_size": 32}
 LORA = {"kind": "lora", "rank": 2, "alpha": 8, "targets": ["*_proj"]}
 QUICK: list[tuple[str, int, dict[str, Any], dict[str, Any]]] = [
-    ("neox", 2, {"tp": 2}, {}),
     ("neox", 2, {"pp": 2, "schedule": "zbv"}, {}),
-    ("ministral", 2, {"tp": 2, "recompute": "full"}, {}),
     ("ministral", 4, {"tp": 2, "dp": 2, "zero": 3}, {}),
     ("ministral", 2, {"tp": 2}, {"adapter": LORA}),
     ("olmoe", 2, {"tp": 2}, {"optimizer": {"name": "muon"}}),
 ]
 MORE: list[tuple[str, int, dict[str, Any], dict[str, Any]]] = [
+    ("neox", 2, {"tp": 2}, {}),
+    ("ministral", 2, {"tp": 2, "recompute": "full"}, {}),
     ("olmoe", 2, {"tp": 2}, {}),
     ("olmoe", 2, {"dp": 2, "zero": 1}, {"optimizer": {"name": "lamb"}}),
     ("deepseek", 2, {"tp": 2}, {}),

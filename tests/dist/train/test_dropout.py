@@ -45,7 +45,6 @@ CASES = {
             for way in (
                 {"cp": 2, "zero": 1},
                 {"tp": 2, "sequence": True, "recompute": "full"},
-                {"pp": 2, "schedule": "zbv", "recompute": "full"},
                 {"dp": 2, "zero": 3, "recompute": "selective"},
             )
         ),
@@ -56,6 +55,7 @@ CASES = {
 REST = {
     2: [
         *(found for model in ("decoder", "moe", "encoder", "pair") for found in cases_of(model, 2, 1)),
+        case("decoder", Layout(pp=2, schedule="zbv", recompute="full", micro_batch=2)),
         case("decoder", Layout(dp=2, zero=1, engine="deepspeed", micro_batch=2)),
         case("decoder", Layout(dp=2, zero=3, engine="deepspeed", recompute="full", micro_batch=1)),
         case("pair", Layout(dp=2, zero=2, micro_batch=2)),
@@ -76,11 +76,10 @@ PLAIN = {**BARE, "layer_drop": 0.0, "id": "decoder-plain"}
 
 
 HF_CLASSES = [
-    {"dp": 2, "zero": 0},
     {"dp": 2, "zero": 3, "recompute": "full"},
     {"pp": 2, "recompute": "full"},  # where the next micro-batch goes forward before one is computed again
 ]
-HF_CLASSES_LATER = [{"dp": 2, "zero": 1, "engine": "deepspeed"}]
+HF_CLASSES_LATER = [{"dp": 2, "zero": 0}, {"dp": 2, "zero": 1, "engine": "deepspeed"}]
 
 
 def hf_class(layout: dict[str, Any], folder: str = "") -> dict[str, Any]:

@@ -14,13 +14,13 @@ from orchestrator.parallel.layout import Layout
 STEPS = 4
 COLLECTED = {"layer_statistics": {"every": 2, "activations": True, "histograms": True}}
 LAYOUTS = {
-    "decoder": [{"dp": 2, "zero": 3}, {"pp": 2}, {"tp": 2, "sequence": True}],
+    "decoder": [{"dp": 2, "zero": 3}, {"tp": 2, "sequence": True}],
     "moe": [{"dp": 2, "ep": 2, "zero": 1}],
 }
 MORE = {
     "decoder": [
         *({"dp": 2, "zero": zero} for zero in (0, 1, 2)),
-        *({"cp": 2}, {"tp": 2}, {"dp": 2, "recompute": "full"}, {"pp": 2, "schedule": "zbv"}),
+        *({"cp": 2}, {"tp": 2}, {"dp": 2, "recompute": "full"}, {"pp": 2}, {"pp": 2, "schedule": "zbv"}),
     ],
     "moe": [{"dp": 2, "ep": 2}, {"tp": 2}, {"dp": 2, "zero": 2}],
 }

@@ -67,37 +67,45 @@ QUICK = {
         *some("decoder", Layout(cp=2, zero=3, micro_batch=2), Layout(tp=2, micro_batch=2)),
         *some("moe", Layout(**EXPERT, zero=3)),
         *some("capped", Layout(cp=2, micro_batch=2)),
-        *some("capped", Layout(tp=2, sequence=True, micro_batch=2)),
-        *some("whole-norms", Layout(tp=2, sequence=True, micro_batch=2)),
         *some("shared-gate", Layout(tp=2, sequence=True, micro_batch=2)),
-        *some("sinks", Layout(cp=2, micro_batch=2)),
-        *some("sparse", Layout(cp=2, zero=1, micro_batch=2)),
         *some("documents", Layout(cp=2, micro_batch=2)),
-        *some("encoder", Layout(tp=2, sequence=True, micro_batch=2)),
         *some("pair", Layout(tp=2, micro_batch=2)),
-        *some("disentangled", Layout(tp=2, sequence=True, micro_batch=2)),
-        *some("two-streams", Layout(tp=2, sequence=True, micro_batch=2), Layout(**PIPED, schedule="zbv")),
-        *some("distances", Layout(tp=2, sequence=True, micro_batch=2)),
-        *some("summary", Layout(**PIPED, schedule="zbv")),
+        *some("two-streams", Layout(**PIPED, schedule="zbv")),
         deep(schedule="interleaved", virtual=4, recompute="full", recompute_layers=1),
-        deep(schedule="zero_bubble", virtual=3, first_less=1, last_less=0),
         deep(first_less=2, last_less=3, recompute="selective", recompute_layers=2),
-        deep(schedule="interleaved", virtual=5, first_less=1, last_less=1),
     ],
     4: [
         *some("decoder", Layout(**PIPED, dp=2, zero=3, schedule="zero_bubble")),
         *some("decoder", Layout(**PIPED, tp=2, sequence=True, schedule="zero_bubble")),
-        *some("decoder", Layout(pp=4, first_less=2, last_less=2, micro_batch=2)),
-        *some("decoder", Layout(dp=4, zero=2, shard=2, micro_batch=1)),
         *some("decoder", Layout(cp=2, dp=2, zero=3, shard=2, micro_batch=1)),
         *some("moe", Layout(dp=4, ep=2, zero=3, shard=2, micro_batch=1)),
-        *some("moe", Layout(dp=4, ep=2, zero=2, micro_batch=1, recompute="selective")),
         *some("sinks", Layout(**EXPERT, tp=2)),
         *some("moe", Layout(dp=2, tp=2, zero=3, sequence=True, micro_batch=2)),
     ],
 }
 """At four ranks what no other module has: `test_resharding` walks through a dozen layouts of four, each compared with
 one process; `test_routing` has routers under every axis, and `test_dropout` recomputation."""
+LATER = {
+    2: [
+        *some("capped", Layout(tp=2, sequence=True, micro_batch=2)),
+        *some("whole-norms", Layout(tp=2, sequence=True, micro_batch=2)),
+        *some("sinks", Layout(cp=2, micro_batch=2)),
+        *some("sparse", Layout(cp=2, zero=1, micro_batch=2)),
+        *some("encoder", Layout(tp=2, sequence=True, micro_batch=2)),
+        *some("disentangled", Layout(tp=2, sequence=True, micro_batch=2)),
+        *some("two-streams", Layout(tp=2, sequence=True, micro_batch=2)),
+        *some("distances", Layout(tp=2, sequence=True, micro_batch=2)),
+        *some("summary", Layout(**PIPED, schedule="zbv")),
+        deep(schedule="zero_bubble", virtual=3, first_less=1, last_less=0),
+        deep(schedule="interleaved", virtual=5, first_less=1, last_less=1),
+    ],
+    4: [
+        *some("decoder", Layout(pp=4, first_less=2, last_less=2, micro_batch=2)),
+        *some("decoder", Layout(dp=4, zero=2, shard=2, micro_batch=1)),
+        *some("moe", Layout(dp=4, ep=2, zero=2, micro_batch=1, recompute="selective")),
+    ],
+}
+"""Of the long suite, each in the layout where the model's own parts are divided."""
 FULL = {
     2: [
         *(case for model in MODELS for case in cases_of(model, 2, LONG)),
@@ -134,6 +142,17 @@ def test_two_ranks_train_what_one_trains(results: Results, case: dict[str, Any])
 @pytest.mark.parametrize("case", QUICK[4], ids=lambda case: case["id"])
 def test_four_ranks_train_what_one_trains(results: Results, case: dict[str, Any]) -> None:
     check(results, 4, case, QUICK[4], 280)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("world", "case"), [(world, case) for world, cases in LATER.items() for case in cases],
+    ids=lambda value: value["id"] if isinstance(value, dict) else str(value),
+)  # fmt: skip
+def test_more_models_train_what_one_process_trains(
+    results: Results, world: int, case: dict[str, Any]
+) -> None:
+    check(results, world, case, LATER[world], 280)
 
 
 @pytest.mark.slow

@@ -42,8 +42,7 @@ LAYOUTS: dict[str, dict[str, Any]] = {
     "deepspeed3": {"dp": 2, "zero": 3, "engine": "deepspeed"},
 }
 QUICK = [
-    ("groups", "zero3"), ("groups", "tp"), ("rows", "dp"), ("rows", "sequence"), ("rows", "zbv"), ("blocks", "tp"),
-    ("rows", "deepspeed3"), ("tokens", "tp"), ("tokens", "zero3"), ("half", "tp"),
+    ("groups", "zero3"), ("groups", "tp"), ("rows", "zbv"), ("blocks", "tp"), ("tokens", "zero3"), ("half", "tp"),
 ]  # fmt: skip
 LATER = [(scheme, layout) for scheme in SCHEMES for layout in LAYOUTS if (scheme, layout) not in QUICK]
 NEAR = {"rows": 1e-4}

@@ -90,7 +90,7 @@ def tokens_of(tmp_path_factory: pytest.TempPathFactory) -> Any:
     return of
 
 
-@pytest.mark.parametrize(("model", "objective", "options"), every(3, CASES, unpack=True))
+@pytest.mark.parametrize(("model", "objective", "options"), every(5, CASES, unpack=True))
 def test_what_was_trained_leaves_as_it_computes(
     model: str, objective: str, options: dict[str, Any], tokens_of: Any, tmp_path: Path
 ) -> None:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from workloads.errors import WorkloadError
-from workloads.hf.convert.checkpoint import belongs, electra_pair, shared, within
+from workloads.hf.convert.write_folder import belongs, electra_pair, shared, within
 from workloads.hf.files.weight_files import Weights
 from workloads.hf.tables.convert import Shapes, from_hf, part_from_hf, row_of, ties, used
 from workloads.hf.tables.families import family_of

@@ -10,6 +10,7 @@ from orchestrator.data.samples.mixture.mixed_order import MixedOrder
 from orchestrator.data.samples.mixture.sectioned_mixture import SectionedMixture
 from orchestrator.data.samples.order import Order
 from orchestrator.data.samples.sections.order import SectionedOrder
+from orchestrator.train.config import Reading
 
 MANY = 4.0
 """Beyond this number of passes, repeated text teaches little (Muennighoff et al., 2023, figure 1)."""
@@ -32,7 +33,7 @@ def check_length(order: AnyOrder, positions: int) -> None:
         )
 
 
-def course(order: AnyOrder, uris: Sequence[str], global_batch: int, positions: int) -> dict[str, Any]:
+def course(order: AnyOrder, uris: Sequence[str], reading: Reading, positions: int) -> dict[str, Any]:
     """Return the sources of a run of `positions` samples, with the samples drawn from each and the passes over it.
 
     For a mixture, also return the steps at which the proportions change, with the new shares of samples.
@@ -50,7 +51,7 @@ def course(order: AnyOrder, uris: Sequence[str], global_batch: int, positions: i
     if not isinstance(order, MixedOrder | SectionedMixture):
         return {"epochs": round(positions / order.epoch_size, 4), "sources": sources}
     changes = [
-        {"step": start // global_batch, "shares": [round(w / sum(weights), 6) for w in weights]}
+        {"step": reading.first_step_of(start), "shares": [round(w / sum(weights), 6) for w in weights]}
         for start, weights in order.changes()
     ]
     return {"mixture": changes, "sources": sources}

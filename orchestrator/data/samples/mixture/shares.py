@@ -10,6 +10,7 @@ from fractions import Fraction
 
 from orchestrator.data.config import DataSpec
 from orchestrator.data.samples.mixture.interleave import MOST
+from orchestrator.train.config import Reading
 
 DIGITS = 40
 
@@ -32,10 +33,10 @@ class Mixture:
     size: int
 
     @classmethod
-    def of(cls, data: DataSpec, global_batch: int, steps: int) -> Mixture | None:
+    def of(cls, data: DataSpec, reading: Reading, steps: int) -> Mixture | None:
         """Return the mixture of a job; None if its sources have weights in passes.
 
-        A phase begins `global_batch` positions later for each step, regardless of skipped samples.
+        A phase begins after the samples that the steps before it read, regardless of skipped ones.
         """
         if not data.is_mixed:
             return None
@@ -43,7 +44,8 @@ class Mixture:
         alpha = Fraction(1)
         phases = [(0, tuple(s.share for s in data.sources))]
         if mixture and mixture.phases:
-            starts = [0, *(phase.until * global_batch for phase in mixture.phases if phase.until)]
+            untils = (phase.until for phase in mixture.phases if phase.until)
+            starts = [0, *map(reading.samples_before, untils)]
             phases = [
                 (start, tuple(phase.shares)) for start, phase in zip(starts, mixture.phases, strict=True)
             ]
@@ -54,7 +56,7 @@ class Mixture:
         max_passes = tuple(
             None if s.max_passes is None else Fraction(str(s.max_passes)) for s in data.sources
         )
-        return cls(exact, alpha, max_passes, steps * global_batch)
+        return cls(exact, alpha, max_passes, reading.samples_before(steps))
 
     @property
     def by_size(self) -> bool:

@@ -143,7 +143,7 @@ def test_no_name_has_two_answers() -> None:
         ("workload.lora", "workload.adapter, as in {kind: lora, rank: 16}"),
         ("train.resume_from", "run the same command again to resume from the last commit"),
         ("train.optimizer.beta", "did you mean 'betas'?"),
-        ("train.num_iterations", "not here, because each answer is learned from once"),
+        ("train.num_iterations", "rollout.epochs"),
         ("rollout.vllm_server_port", "not here, because rollout.engine: vllm has no settings of its own"),
         ("train.push_to_hub", "checkpoint.push, as in USER/NAME"),
         ("sinks.wandb.tags", "not here, because W&B gets the whole job"),

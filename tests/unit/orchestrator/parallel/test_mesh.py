@@ -8,6 +8,7 @@ from typing import Any
 from unittest import mock
 
 import pytest
+import torch
 import torch.distributed as dist
 from rendezvous import recorded
 
@@ -114,3 +115,28 @@ def test_groups_on_gpus_have_nccl_alone(world: str, offload: str, wanted: str | 
     ):
         Mesh(Layout(pp=2, dp=2, tp=2, offload=offload)).stage_group(frozenset({0}))
     assert asked == [wanted] * 3
+
+
+@pytest.mark.parametrize(
+    ("layout", "connected"),
+    [
+        (Layout(pp=2, dp=2, tp=2), ["world", "tp", "pp", "data"]),
+        (Layout(dp=8, ep=2, zero=3, shard=4), ["world", "expert", "shard", "copies", "expert_shard"]),
+        (Layout(dp=8, ep=2, zero=3, shard=2), ["world", "expert", "copies"]),
+        (Layout(pp=2, dp=4, ep=2, zero=2, shard=2), ["world", "pp", "expert", "copies"]),
+        (Layout(dp=4, ep=2), ["world", "expert", "expert_data"]),
+    ],
+    ids=str,
+)
+def test_groups_that_a_step_does_not_use_get_no_communicator_at_the_start(
+    layout: Layout, connected: list[str]
+) -> None:
+    """`tests/bench/bench_groups.py --used` counts what real ranks use. The groups themselves are made, see above."""
+    with recorded(1, layout.world):
+        mesh = Mesh(layout)
+        with mock.patch.object(torch, "ones"), mock.patch.object(dist, "all_reduce") as sums:
+            mesh.connect(torch.device("cuda"))
+        handles = [call.kwargs["group"] for call in sums.call_args_list]
+        assert set(handles) == {getattr(mesh, name).handle for name in connected}
+        assert len(handles) == len(connected)
+        assert mesh.data.handle is not None

@@ -16,7 +16,13 @@ from orchestrator.planner.demand import Demand, demand_of
 from orchestrator.planner.device import Machine
 from orchestrator.planner.device_profile import load
 from orchestrator.planner.planner import Planner
-from orchestrator.planner.rollouts import check_rollout_workers, rollout_time, unit_seconds, worker_bytes
+from orchestrator.planner.rollouts import (
+    check_rollout_workers,
+    rollout_time,
+    unit_seconds,
+    with_rollout_time,
+    worker_bytes,
+)
 from orchestrator.planner.shape_of_model import model_shape
 from orchestrator.planner.splits import _split, plan_rollouts
 from workloads.describe import describe
@@ -123,6 +129,20 @@ def test_units_of_steps_that_are_queued_together_fill_the_workers(
     assert rounds(12) == pytest.approx(2.0), "16 units in two rounds"
     assert rounds(12, steps=5) == pytest.approx(2.0), "one step after another"
     assert rounds(12, steps=5, staleness=1) == pytest.approx(7 / 5), "80 units in seven rounds"
+
+
+def test_several_updates_share_the_seconds_of_a_rollout(shape: ModelShape, machine: Machine) -> None:
+    found = planned(demand(4), shape, machine)
+    once, often = (rollout_time(demand(4, epochs=epochs), shape, found) for epochs in (1, 5))
+    for part in ("transfer", "generate", "reward"):
+        assert getattr(often, part) == pytest.approx(getattr(once, part) / 5)
+    # once a rollout, a forward pass finds the probabilities that all five updates compare with
+    assert often.train - once.train == pytest.approx(found.chosen.time.compute / 15)
+    told = with_rollout_time(found, often)
+    parts = told["seconds_by_part"]
+    assert sum(parts.values()) - parts["commit"] == pytest.approx(often.seconds)
+    ahead = rollout_time(demand(4, epochs=5, staleness=1), shape, found)
+    assert ahead.train == once.train
 
 
 def test_splits_divide_the_same_workers_and_the_fastest_is_first(shape: ModelShape, machine: Machine) -> None:

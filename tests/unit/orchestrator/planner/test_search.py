@@ -226,7 +226,7 @@ CHOSEN_BY_OTHERS = [*QUICK, *(pytest.param(row, marks=pytest.mark.slow) for row 
 
 
 @pytest.mark.parametrize(
-    "row", every(3, CHOSEN_BY_OTHERS), ids=lambda row: f"{row.name}, {row.layout.world} GPUs"
+    "row", every(5, CHOSEN_BY_OTHERS), ids=lambda row: f"{row.name}, {row.layout.world} GPUs"
 )
 def test_layouts_that_others_have_chosen_are_found_or_beaten(row: Published) -> None:
     """By the predictions for this engine, of those that fit in its memory, which holds weights in fp32."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,13 @@ import torch
 import torch.distributed as dist
 
 from cluster.workers.hang_report import HangReport
-from orchestrator.train.flight_record import MAX_PRINTED, last_collectives, line_of, report_hang
+from orchestrator.train.flight_record import (
+    MAX_PRINTED,
+    is_computing,
+    last_collectives,
+    line_of,
+    report_hang,
+)
 
 
 def test_the_last_collectives_are_sent_printed_and_all_are_written(
@@ -82,6 +89,18 @@ def test_of_each_group_the_last_completed_collective_and_the_first_other_are_tol
     assert found[1].text == "collective 9 of group a, gloo:all_reduce [[4]]"
     many = last_collectives("gloo", [entry("0", 1)], {"0": tuple(range(64))})
     assert many[0].text == "collective 1 of 64 ranks, gloo:all_reduce [[4]]"
+
+
+@pytest.mark.parametrize("computes", [True, False])
+def test_a_main_thread_that_computes_is_told_from_one_that_waits(computes: bool) -> None:
+    """It is slow in the first case: in Python, where it stands still while another thread looks at it."""
+    seen: list[bool] = []
+    looking = threading.Thread(target=lambda: seen.append(is_computing()))
+    looking.start()
+    while computes and looking.is_alive():
+        sum(range(1000))
+    looking.join()
+    assert seen == [computes]
 
 
 def test_a_store_that_fails_is_no_error(tmp_path: Path) -> None:

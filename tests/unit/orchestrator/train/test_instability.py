@@ -7,7 +7,7 @@ import random
 import pytest
 
 from cluster.workers.error_kind import cause_of
-from orchestrator.train.config import StabilitySpec
+from orchestrator.train.config import Reading, StabilitySpec
 from orchestrator.train.instability import LossSpike, NonFinite, check_stable, spike, watched_answers
 from orchestrator.train.training_progress import TrainingProgress
 from workloads.errors import LogitsNotFinite, WorkloadError
@@ -79,9 +79,9 @@ def test_a_rollout_blames_its_step_and_an_evaluation_the_step_before_it() -> Non
         (TrainingProgress(), (1, 0)),
         (TrainingProgress(step=3, position=32), (3, 24)),
     ):
-        with pytest.raises(NonFinite) as found, progress.evaluating(8):
+        with pytest.raises(NonFinite) as found, progress.evaluating(Reading(8)):
             raise LogitsNotFinite
         assert (found.value.step, found.value.position) == blamed
-    with pytest.raises(NonFinite) as found, TrainingProgress(step=3, position=32).generating(8):
+    with pytest.raises(NonFinite) as found, TrainingProgress(step=3, position=32).generating(Reading(8)):
         raise LogitsNotFinite
     assert (found.value.step, found.value.position) == (4, 32)

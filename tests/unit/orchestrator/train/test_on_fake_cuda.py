@@ -62,8 +62,6 @@ def case(model: str, precision: str = "bf16", optimizer: str = "adamw", **layout
 QUICK = [
     case("decoder", dp=4, zero=3, shard=2, micro_batch=1),
     case("moe", "fp16", dp=2, ep=2, recompute="full"),
-    case("modern", "fp8", dp=2, zero=3, recompute="selective"),
-    case("encoder", tp=2),
     case("wide", optimizer="adamw_8bit", tp=2, dp=2, zero=1),
 ]
 FULL = [
@@ -84,6 +82,7 @@ FULL = [
 ] + [case("decoder", optimizer=name, dp=2, zero=1) for name in ("lamb", "lion", "lars", "muon")]
 FULL += [
     case("modern", tp=2, sequence=True),
+    case("modern", "fp8", dp=2, zero=3, recompute="selective"),
     case("documents", cp=2),
     case("decoder", dp=2, zero=1, offload="optimizer"),
     case("window", dp=2, recompute="selective"),

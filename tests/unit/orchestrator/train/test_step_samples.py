@@ -12,10 +12,12 @@ from orchestrator.data.samples.mixture.mixed_order import MixedOrder
 from orchestrator.data.samples.order import Order
 from orchestrator.data.samples.skips import Skip
 from orchestrator.parallel.layout import Layout
-from orchestrator.train.config import TrainSpec
+from orchestrator.train.config import Reading, StabilitySpec, TrainSpec
+from orchestrator.train.instability import NonFinite
 from orchestrator.train.rollouts.rollouts import Rollouts
 from orchestrator.train.step_samples import StepPlan, StepReader
 from orchestrator.train.training_progress import TrainingProgress
+from workloads.errors import LogitsNotFinite
 
 SIZE = 4
 """Prompts of a step."""
@@ -32,10 +34,12 @@ class Starts:
         return position
 
 
-def starts(step: int, of: TrainingProgress, together: int = 1, order: Any = None, **train: Any) -> list[int]:
+def starts(
+    step: int, of: TrainingProgress, together: int = 1, order: Any = None, epochs: int = 1, **train: Any
+) -> list[int]:
     """Return where the steps begin whose prompts the rollout after `step` steps reads."""
     spec = TrainSpec.model_validate({"steps": 8, "global_batch": SIZE, **train})
-    plan = StepPlan(0, spec, SIZE, 32, draws=False, steps_per_rollout=together, staleness=1)
+    plan = StepPlan(0, spec, Reading(SIZE, together, epochs), 32, draws=False, staleness=1)
     batches = Batches(cast(Any, None), order or Order(0, [1000], [1.0]))
     reader = StepReader(plan, Layout(), 0, batches, of, rollouts=cast(Rollouts, Starts()))
     return list(reader(step).prompts)
@@ -68,3 +72,30 @@ def test_nothing_is_generated_ahead_beyond_the_end_of_a_mixture(samples: int, ah
     how = {"order": order, "optimizer": {"schedule": "constant"}}
     assert starts(6, TrainingProgress(), **how) == [24, 28]
     assert starts(7, TrainingProgress(), **how) == [28, 32][: 1 + ahead]
+
+
+@pytest.mark.parametrize(("batches", "epochs"), [(1, 3), (2, 2), (3, 2)])
+def test_a_progress_knows_the_batches_of_all_epochs_of_its_rollouts(batches: int, epochs: int) -> None:
+    """Each rollout reads its batches once, and every epoch over it blames the batch that its step trains on."""
+    reading = Reading(SIZE, batches, epochs)
+    skips = (Skip(9, start=2 * SIZE, count=SIZE), Skip(20, start=8 * SIZE, count=2 * SIZE))
+    progress = begun = TrainingProgress(skips=skips)
+    rollout: list[int] = []
+    for step in range(4 * reading.steps):
+        if step % reading.steps == 0:
+            rollout = starts(step, begun, batches, epochs=epochs, steps=40 * reading.steps)[:batches]
+        assert progress.position_of_step(reading) == rollout[step % batches]
+        progress = progress.after_step(0.1, 1, reading=reading, tokens=1, stability=StabilitySpec())
+        last = rollout[step % batches]
+        with pytest.raises(NonFinite) as blamed, progress.evaluating(reading):
+            raise LogitsNotFinite
+        assert (blamed.value.step, blamed.value.position) == (step + 1, last)
+        assert progress.position == max(last + SIZE, progress.position)
+        if (step + 1) % reading.steps == 0:  # a commit, from which the next attempt begins
+            assert progress.position == rollout[-1] + SIZE
+            begun = progress
+
+
+def test_the_later_epochs_of_a_rollout_read_nothing() -> None:
+    found = [starts(step, TrainingProgress(), 2, epochs=3, steps=24) for step in range(8)]
+    assert found == [[0, 4, 8, 12], [], [], [], [], [], [8, 12, 16, 20], []]

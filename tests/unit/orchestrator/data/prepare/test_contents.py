@@ -1,10 +1,12 @@
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orchestrator.data.prepare.contents import ENTRY, PRIME, ContentIndex, digests, documents_of
+from orchestrator.data.prepare.contents import ENTRY, PRIME, ContentIndex, digests, documents_by_part
 from orchestrator.data.sources.documents import TextPiece
 
 
@@ -14,6 +16,11 @@ def index_of(*pieces: tuple[str, bool] | tuple[str, bool, bool]) -> bytes:
     for text, ends, *halves in pieces:
         made.add(TextPiece(text, ends, len(text.encode()), bool(halves and halves[0])))
     return made.to_bytes()
+
+
+def documents_of(indices: Iterable[bytes]) -> np.ndarray:
+    """The contents of all documents of a source."""
+    return np.concatenate([np.zeros(0, ENTRY), *documents_by_part(indices)])
 
 
 @given(st.lists(st.text(), max_size=5), st.data())

@@ -14,7 +14,7 @@ from orchestrator.optim.config import OptimizerSpec
 from orchestrator.optim.groups import groups_of, rates_of
 from orchestrator.parallel.partition import Cut
 from workloads.hf.check.parity_table import CASES, LENGTH, VOCABULARY, Case
-from workloads.hf.convert.checkpoint import hf_config_of
+from workloads.hf.convert.write_folder import hf_config_of
 from workloads.hf.tables.convert import row_of, used
 from workloads.hf.tables.families import family_of
 from workloads.load import load

@@ -31,7 +31,7 @@ def test_what_is_kept_is_read_again_and_a_later_attempt_replaces_it(tmp_path: Pa
     step, lines = read_kept(str(tmp_path), 3)
     assert lines[1] == {
         "prompt_number": 12, "k": 1, "prompt": "why?", "answer": "line\nbreak é", "tokens": 2, "version": 3,
-        "ended": True, "reward": None, "rewards": {"a": None, "b": 1.0}, "columns": {"level": 2},
+        "ended": True, "reward": None, "rewards": {"a": None, "b": 1.0}, "columns": {"level": 2}, "epoch": 1,
     }  # fmt: skip
 
 

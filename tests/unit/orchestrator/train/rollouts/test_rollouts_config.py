@@ -35,8 +35,8 @@ def refusal(**parts: Any) -> str:
 
 
 def test_a_step_reads_a_prompt_for_each_group() -> None:
-    assert parse(document()).samples_per_step == 2
-    assert parse(document(rollout={"max_tokens": 32, "group": 4})).samples_per_step == 4
+    assert parse(document()).reading.samples == 2
+    assert parse(document(rollout={"max_tokens": 32, "group": 4})).reading.samples == 4
 
 
 def test_rollouts_have_defaults_and_a_divergence_holds_its_reference(tmp_path: Any) -> None:
@@ -70,6 +70,15 @@ def test_rollout_workers_are_counted_with_the_run_s() -> None:
             {"rollout": {"max_tokens": 32, "steps": 8}},
             "checkpoint.every 4 is not a multiple of rollout.steps 8",
         ),
+        (
+            {"rollout": {"max_tokens": 32, "steps": 2, "epochs": 3}},
+            "train.steps 8 is not a multiple of rollout.steps 2 x rollout.epochs 3",
+        ),
+        (
+            {"workload": {"dropout": 0.1}, "rollout": {"max_tokens": 32, "epochs": 2}},
+            "rollout.epochs 2 compares probabilities in training with those before it, without dropout",
+        ),
+        ({"rollout": {"max_tokens": 32, "epochs": 0}}, "rollout.epochs"),
         ({"rollout": {"max_tokens": 32, "group": 1}}, "rollout.group"),
         ({"rollout": {"max_tokens": 32, "temperature": 0}}, "rollout.temperature"),
         ({"workload": {"objective": "causal_lm"}}, "rollout is for grpo and reinforce"),

@@ -25,7 +25,7 @@ OBJECTIVES = {case.title: objective_of(case) for case in CASES}
 
 @pytest.mark.proves("loss", objective={"case.title": OBJECTIVES}, family="case.config.family")
 @pytest.mark.proves("export", objective={"case.title": OBJECTIVES}, family="case.config.family")
-@pytest.mark.parametrize("case", every(3, CASES), ids=lambda case: case.title)
+@pytest.mark.parametrize("case", every(5, CASES), ids=lambda case: case.title)
 def test_the_class_equals_transformers(case: Case) -> None:
     found = compare(case)
     assert found.logits < TOLERANCE

@@ -16,8 +16,8 @@ from thin import every
 from workloads.errors import WorkloadError
 from workloads.hf.as_they_are.hf_class import HuggingFaceModel
 from workloads.hf.check.compare import TOLERANCE, difference, probes
-from workloads.hf.convert.checkpoint import structure
 from workloads.hf.convert.folder import HARMLESS, check, describe_folder
+from workloads.hf.convert.write_folder import structure
 from workloads.hf.files.hf_config import read_hf_config
 from workloads.hf.tables.families import by_model_type
 from workloads.load import load
@@ -163,7 +163,7 @@ def read_as_it_computes(folder: Path, objective: str) -> float:
     )
 
 
-@pytest.mark.parametrize("model_type", every(2, CLASSES))
+@pytest.mark.parametrize("model_type", every(4, CLASSES))
 def test_what_is_read_computes_what_transformers_computes(model_type: str, tmp_path: Path) -> None:
     kind, base, objective = CLASSES[model_type]
     draw, taken, lines = random.Random(model_type), 0, []

@@ -11,9 +11,9 @@ from thin import every
 from workloads.errors import WorkloadError
 from workloads.hf.check.compare import TOLERANCE, difference, probes
 from workloads.hf.check.parity_table import LENGTH, SIZE, VOCABULARY, random_state
-from workloads.hf.convert.checkpoint import structure
 from workloads.hf.convert.folder import describe_folder
 from workloads.hf.convert.load_weights import pretrained
+from workloads.hf.convert.write_folder import structure
 from workloads.model.config import TransformerConfig
 from workloads.model.presets import PRESETS, preset
 from workloads.model.stored import whole
@@ -107,7 +107,7 @@ def apart(config: TransformerConfig, folder: Path) -> float:
     return difference(config, model, str(folder), probes(config, VOCABULARY, text, (LENGTH, 7)))
 
 
-@pytest.mark.parametrize("model", every(3, [*MODELS, *FULL_SIZE]))
+@pytest.mark.parametrize("model", every(5, [*MODELS, *FULL_SIZE]))
 def test_what_leaves_computes_the_same_and_comes_back(model: str, tmp_path: Path) -> None:
     draw, lines, taken = random.Random(model), [], 0
     for number in range(ROUNDS):

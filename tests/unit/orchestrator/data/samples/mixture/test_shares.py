@@ -14,6 +14,7 @@ from orchestrator.data.samples.mixture.mixed_order import MixedOrder
 from orchestrator.data.samples.mixture.passes import check_length, course, notes
 from orchestrator.data.samples.mixture.shares import Mixture, integer_shares, powers
 from orchestrator.data.samples.order import Order
+from orchestrator.train.config import Reading
 
 
 def data(sources: list[dict[str, Any]], **keys: Any) -> DataSpec:
@@ -22,7 +23,7 @@ def data(sources: list[dict[str, Any]], **keys: Any) -> DataSpec:
 
 
 def test_shares_are_of_tokens_and_not_of_samples() -> None:
-    mixture = Mixture.of(data([{"share": 0.3}, {"share": 0.7}]), 8, 10)
+    mixture = Mixture.of(data([{"share": 0.3}, {"share": 0.7}]), Reading(8), 10)
     assert mixture is not None
     assert mixture.weights([800, 800], [50, 50]) == [(0, [3, 7])]
     assert mixture.weights([800, 800], [50, 100]) == [(0, [3, 14])]  # of half as many tokens each
@@ -30,7 +31,7 @@ def test_shares_are_of_tokens_and_not_of_samples() -> None:
 
 
 def test_thirds_are_thirds() -> None:
-    mixture = Mixture.of(data([{"share": 0.333}] * 3), 8, 10)
+    mixture = Mixture.of(data([{"share": 0.333}] * 3), Reading(8), 10)
     assert mixture is not None
     assert mixture.weights([5, 5, 5], [1, 1, 1]) == [(0, [1, 1, 1])]
 
@@ -41,14 +42,14 @@ def test_phases_begin_at_the_positions_of_their_steps() -> None:
         {"until": 150, "shares": [0.5, 0.5]},
         {"shares": [0.1, 0.9]},
     ]
-    mixture = Mixture.of(data([{}, {}], mixture={"phases": phases}), 8, 200)
+    mixture = Mixture.of(data([{}, {}], mixture={"phases": phases}), Reading(8), 200)
     assert mixture is not None
     assert mixture.weights([10, 10], [1, 1]) == [(0, [1, 0]), (800, [1, 1]), (1200, [1, 9])]
 
 
 @pytest.mark.parametrize("given", [{"alpha": 0.5}, {"temperature": 2.0}])
 def test_xlm_samples_languages_by_a_power_of_their_size(given: dict[str, float]) -> None:
-    mixture = Mixture.of(data([{}, {}], mixture=given), 8, 10)
+    mixture = Mixture.of(data([{}, {}], mixture=given), Reading(8), 10)
     assert mixture is not None
     [(_, (large, small))] = mixture.weights([9000, 1000], [900, 100])
     assert large / small == pytest.approx(3, rel=1e-6)
@@ -113,11 +114,11 @@ def test_held_out_text_has_no_share() -> None:
 
 
 def test_the_course_of_a_run_and_what_is_read_too_often() -> None:
-    found = course(MixedOrder(0, [10, 400], [(0, [1, 1])]), ["a", "b"], 8, 160)
+    found = course(MixedOrder(0, [10, 400], [(0, [1, 1])]), ["a", "b"], Reading(8), 160)
     assert found["mixture"] == [{"step": 0, "shares": [0.5, 0.5]}]
     assert [source["passes"] for source in found["sources"]] == [8.0, 0.2]
     assert notes(found) == ["source 0 (a) is read 8.0 times; beyond 4 passes repeated text teaches little"]
-    assert course(Order(0, [10, 40], [1.0, 0.5]), ["a", "b"], 6, 60) == {
+    assert course(Order(0, [10, 40], [1.0, 0.5]), ["a", "b"], Reading(6), 60) == {
         "epochs": 2.0,
         "sources": [
             {"uri": "a", "samples": 10, "drawn": 20, "passes": 2.0},

@@ -7,8 +7,8 @@ from typing import Any, ClassVar
 
 import pytest
 
-from orchestrator.launch import controller_actor
-from orchestrator.launch.controller_actor import GAUGES, PARTS, RunMetrics
+from orchestrator.launch import prometheus_gauges
+from orchestrator.launch.prometheus_gauges import GAUGES, PARTS, RunMetrics
 
 
 class Gauge:
@@ -25,7 +25,7 @@ class Gauge:
 
 
 def test_a_status_becomes_metrics(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(controller_actor, "Gauge", Gauge)
+    monkeypatch.setattr(prometheus_gauges, "Gauge", Gauge)
     monkeypatch.setattr(Gauge, "seen", {})
     metrics = RunMetrics("base")
     ranks: list[dict[str, Any]] = [{"state": "running"}, {"state": "dead"}]
@@ -54,7 +54,7 @@ def test_a_status_becomes_metrics(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_run_that_has_failed_says_so(
     ended: dict[str, Any], failed: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(controller_actor, "Gauge", Gauge)
+    monkeypatch.setattr(prometheus_gauges, "Gauge", Gauge)
     monkeypatch.setattr(Gauge, "seen", {})
     RunMetrics("base").update(ended)
     assert Gauge.seen[("orchestrator_failed", "base")] == failed

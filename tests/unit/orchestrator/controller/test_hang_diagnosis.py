@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import pytest
@@ -9,8 +10,8 @@ import pytest
 from cluster.workers.gang import Cause, RankStatus
 from cluster.workers.hang_report import Entered, HangReport
 from cluster.workers.worker_context import Stage
+from orchestrator.controller.hang_diagnosis import NAMED, missing_ranks
 from orchestrator.controller.health import Vitals, first_fault
-from orchestrator.controller.missing_ranks import NAMED, missing_ranks
 
 WORLD = (0, 1, 2, 3)
 
@@ -28,6 +29,14 @@ def rank(number: int, *entries: Entered, waits: bool | None = False, stage: int 
     return RankStatus(
         number, f"node-{number}", 1, "running", step=5, stage=doing, hang=report, last_heartbeat=100.0
     )
+
+
+def slow(late: RankStatus, computes: bool = False) -> RankStatus:
+    """A rank that computes, or else one that has sent a heartbeat since it was asked, and no answer."""
+    if not computes:
+        return dataclasses.replace(late, hang=HangReport(is_overdue=True))
+    assert late.hang is not None
+    return dataclasses.replace(late, hang=dataclasses.replace(late.hang, is_computing=True))
 
 
 DONE, LATER = entered(16, is_done=True), entered(17)
@@ -92,6 +101,53 @@ CASES: list[tuple[str, list[RankStatus], list[int], str]] = [
         "1 rank is in collective 2 of tp, and it is not; it has entered none of that group before; "
         "it was at stage 4 in f (b.py:7)",
     ),
+    (
+        "one sleeps, and another has not come because it is slow",
+        [rank(0, DONE, LATER), slow(rank(1, DONE), computes=True), rank(2, DONE), rank(3, DONE, LATER)],
+        [2],
+        "2 ranks are in collective 17 of world, and it is not; its last was collective 16 of world; "
+        "it was at stage 4 in f (b.py:7); rank 1 on node-1 is behind too, but computes",
+    ),
+    (
+        "one sleeps, and another sends heartbeats but has not answered",
+        [rank(0, DONE, LATER), slow(rank(1)), rank(2, DONE), rank(3, DONE, LATER)],
+        [2],
+        "2 ranks are in collective 17 of world, and it is not; its last was collective 16 of world; "
+        "it was at stage 4 in f (b.py:7); rank 1 on node-1 sends heartbeats, but has not answered",
+    ),
+    (
+        "one is silent, and another sends heartbeats but has not answered",
+        [rank(0, DONE, LATER), slow(rank(1)), rank(2, waits=None), rank(3, DONE, LATER)],
+        [2],
+        "2 ranks are in collective 17 of world, and it is not; the others last completed collective 16 of world; "
+        "it was at stage 4; it does not answer; rank 1 on node-1 sends heartbeats, but has not answered",
+    ),
+    (
+        "one holds up a rank that holds up the others in another group",
+        [
+            rank(0, entered(4, group="dp", ranks=(0, 2))),
+            rank(1, entered(2, is_done=True, group="tp", ranks=(1, 2))),
+            rank(2, entered(3, is_done=True, group="dp", ranks=(0, 2)), entered(3, group="tp", ranks=(1, 2))),
+            rank(3, waits=True),
+        ],
+        [1],
+        "1 rank is in collective 3 of tp, and it is not; its last was collective 2 of tp; "
+        "it was at stage 4 in f (b.py:7)",
+    ),
+    (
+        "one computes, and all others wait",
+        [rank(0, DONE, LATER), slow(rank(1, DONE), computes=True), rank(2, DONE, LATER), rank(3, waits=True)],
+        [1],
+        "2 ranks are in collective 17 of world, and it is not; its last was collective 16 of world; "
+        "it was at stage 4 in f (b.py:7); it computes",
+    ),
+    (
+        "one sends heartbeats but has not answered, and all others wait",
+        [rank(0, DONE, LATER), slow(rank(1)), rank(2, DONE, LATER), rank(3, DONE, LATER)],
+        [1],
+        "3 ranks are in collective 17 of world, and it is not; the others last completed collective 16 of world; "
+        "it was at stage 4; it sends heartbeats, but has not answered",
+    ),
     ("none was asked", [rank(number, waits=None) for number in WORLD], [], ""),
 ]
 
@@ -143,6 +199,8 @@ def test_the_fault_of_a_silence_names_what_others_wait_in_and_who_is_silent_too(
     assert "it was training; it does not answer; rank 3 on node-3 is missing too" in text
     assert "rank 2" not in text
     assert number == 1
+    text, _, _ = fault_of([rank(0, DONE, LATER), silent, rank(2), slow(rank(3))], moved=100.0)
+    assert "missing too" not in text
 
 
 def test_ranks_that_have_ended_are_not_missing() -> None:

@@ -25,7 +25,7 @@ class Missing:
     @property
     def where(self) -> str:
         """The rank and its node, for people."""
-        return f"rank {self.rank} on {self.node}"
+        return _where(self)
 
     @property
     def text(self) -> str:
@@ -37,28 +37,42 @@ def missing_ranks(ranks: Sequence[RankStatus], silent: bool = False) -> list[Mis
     """Return the ranks that others wait for, in order; empty if the ranks were not asked, or nothing shows it.
 
     A rank waits if it is in a collective that another rank has not entered, or if its main thread is in a function that
-    waits for others. Missing is a rank that does not wait while others do, or that does not answer. If all wait, it is
+    waits for others. Missing is a rank that does not wait while others do, or that is silent. If all wait, it is
     one that others wait for and that is in no collective which others have not entered. If none waits, it is one that
     has begun fewer stages than others.
 
+    On a busy machine healthy ranks are late too: one still computes, one sends heartbeats and has not answered yet.
+    They are missing only if no other rank is. Otherwise the line about the first missing rank mentions them.
+
     Args:
         ranks: the ranks of the gang, after they were asked by `Gang.print_stacks`.
-        silent: whether only ranks that do not answer are missing: the others may still compute.
+        silent: whether only ranks without a sign of life are missing: the others may still compute.
     """
     running = [rank for rank in ranks if rank.state not in FINISHED]
     if all(rank.hang is None for rank in running):
         return []
     numbers = {rank.rank for rank in running if rank.hang is None}
+    behind: dict[int, str] = {}
     if not silent:
         waits = {rank.rank: _awaited(rank, running) for rank in running}
-        answered = [rank for rank in running if rank.hang is not None]
-        busy = {r.rank for r in answered if r.hang and not (r.hang.is_waiting or waits[r.rank])}
-        if len(busy) < len(answered):
-            numbers |= busy
-            numbers = numbers or {r for awaited in waits.values() for r in awaited if not waits[r]}
+        overdue = {rank.rank for rank in running if rank.hang and rank.hang.is_overdue}
+        reports = {r.rank: r.hang for r in running if r.hang is not None and r.rank not in overdue}
+        busy = {n for n, report in reports.items() if not (report.is_waiting or waits[n])}
+        if len(busy) < len(reports):
+            computing = {n for n in busy if reports[n].is_computing}
+            numbers |= busy - computing
+            numbers = numbers or computing
+            numbers = numbers or {r for awaited in waits.values() for r in awaited if not waits[r]} or overdue
+            behind |= dict.fromkeys(computing - numbers, "is behind too, but computes")
         elif not numbers:
             numbers = _late(running)
-    return [Missing(rank.rank, rank.node, _why(rank, running)) for rank in running if rank.rank in numbers]
+        behind |= dict.fromkeys(overdue - numbers, "sends heartbeats, but has not answered")
+    also = [f"{_where(rank)} {behind[rank.rank]}" for rank in running if rank.rank in behind]
+    missing = [rank for rank in running if rank.rank in numbers]
+    return [
+        Missing(rank.rank, rank.node, "; ".join([_why(rank, running), *(also[:NAMED] if not number else [])]))
+        for number, rank in enumerate(missing)
+    ]
 
 
 def _late(running: Sequence[RankStatus]) -> set[int]:
@@ -84,6 +98,10 @@ def shared_wait(ranks: Sequence[RankStatus]) -> str:
     return "".join(f"{_ranks(count)} in {text}" for text, count in texts.most_common(1))
 
 
+def _where(rank: RankStatus | Missing) -> str:
+    return f"rank {rank.rank} on {rank.node}"
+
+
 def _ranks(count: int) -> str:
     return f"{count} ranks are" if count > 1 else f"{count} rank is"
 
@@ -106,7 +124,7 @@ def _is_awaited(other: RankStatus, entry: Entered) -> bool:
     """Whether a rank in this collective waits for the rank `other`."""
     if entry.ranks and other.rank not in entry.ranks:
         return False
-    if other.hang is None:
+    if other.hang is None or other.hang.is_overdue:
         return True
     last = _last(entry.group, [other])
     if last is None:
@@ -129,7 +147,7 @@ def _why(rank: RankStatus, running: Sequence[RankStatus]) -> str:
         text, count = Counter(entry.text for entry in entries).most_common(1)[0]
         parts.append(f"{_ranks(count)} in {text}, and it is not")
         group = next(entry.group for entry in entries if entry.text == text)
-        if rank.hang is None:
+        if rank.hang is None or rank.hang.is_overdue:
             last = _last(group, peers, is_done=True)
             parts += [f"the others last completed {last.text}"] if last else []
         else:
@@ -141,4 +159,8 @@ def _why(rank: RankStatus, running: Sequence[RankStatus]) -> str:
     parts.append(f"it was {rank.activity}{frame}")
     if rank.hang is None:
         parts.append("it does not answer")
+    elif rank.hang.is_overdue:
+        parts.append("it sends heartbeats, but has not answered")
+    elif rank.hang.is_computing and not rank.hang.is_waiting:
+        parts.append("it computes")
     return "; ".join(parts)

@@ -1,0 +1,15 @@
+"""The rank of `bench_start.py`: the imports of a real rank, and no work."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import orchestrator.train.loop  # noqa: F401
+from cluster.workers.worker_context import WorkerContext
+
+
+def wait(config: dict[str, Any], context: WorkerContext) -> None:
+    """Wait until the gang ends it."""
+    while not context.stop_requested():
+        time.sleep(0.2)
