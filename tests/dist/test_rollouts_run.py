@@ -65,6 +65,10 @@ SLOW = [0] * 10**6
 SLOW[-40] = 1
 
 
+def offline(k_th: str) -> float:
+    raise ConnectionError("the reward's service is gone")
+
+
 def in_turns(answer: str, k_th: str) -> float:
     if len(answer) % 3 == 0:
         raise ValueError(f"no reward for {k_th}")
@@ -674,6 +678,22 @@ def test_an_answer_without_a_reward_is_left_out_and_said(place: Path, tmp_path: 
     run = rows(run_of(tmp_path, "run", found))
     assert any(0 < row["unscored"] < 1 for row in run)
     assert all("reward_early" in row and "reward_in_turns" in row for row in run)
+
+
+def test_a_run_all_of_whose_answers_are_left_out_fails_and_names_the_reward(
+    place: Path, tmp_path: Path
+) -> None:
+    """It trained on nothing and ended as done. The two steps before the third in a row have their rows."""
+    found = document(place)
+    found["rewards"] = [{"own": "judges:offline", "on_error": "skip"}, {"own": "judges:early"}]
+    found["rollout"]["together"] = 4  # one unit, so that rank 1 scores no answer
+    summary = drive_here(found, str(tmp_path / "run"), place / "cache")
+    assert summary["state"] == "failed"
+    assert "offline left out all answers of 3 steps in a row" in summary["reason"]
+    assert "ConnectionError: the reward's service is gone (judges.py:" in summary["reason"]
+    assert "at prompt 11 (step 2, answer 3)" in summary["reason"]
+    assert "set on_error to zero" in summary["reason"]
+    assert [row["unscored"] for row in rows(tmp_path / "run")] == [1.0, 1.0]
 
 
 def test_a_reward_that_fails_ends_the_run_with_the_prompts_number(place: Path, tmp_path: Path) -> None:

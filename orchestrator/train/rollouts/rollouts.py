@@ -240,6 +240,8 @@ class Rollouts:
         if ready is not None:  # scored while rollout workers generate
             shares = self._division.shares(list(map(len, current)), ready.answers)
             answers = list(map(self._scored, steps, current, shares))
+        for step_answers in answers:
+            self.judge.check_scored(step_answers)
         version = step if ready is None else ready.version
         rollouts = [
             self._step_rollout(step_prompts, step_answers, version, is_stale=ready is not None)
