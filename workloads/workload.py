@@ -141,13 +141,15 @@ class Sampling:
     """How the next token is chosen: greedily at temperature 0, else by a random draw.
 
     top_k: draw only among the top_k most probable tokens; 0 for all. top_p: draw only among the fewest tokens whose
-    probabilities sum to at least top_p.
+    probabilities sum to at least top_p. is_race: whether tokens are drawn by a race, in which probabilities that differ
+    in their last bits almost always draw the same token; see `workloads.model.answers.choose`.
     """
 
     temperature: float = 0.0
     top_k: int = 0
     top_p: float = 1.0
     seed: int = 0
+    is_race: bool = False
 
 
 @dataclass(frozen=True)

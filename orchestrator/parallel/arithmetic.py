@@ -31,6 +31,9 @@ class Arithmetic(IntEnum):
     """Rows are cut, and samples dealt by length, see `orchestrator.train.row_lengths`."""
     LABELLED_TOKENS = 3
     """Heads leave out tokens without a label, and samples are dealt so that ranks have equal work."""
+    READ_ANSWERS = 4
+    """Under `determinism: bitwise`, answers have the bits that training computes, see
+    `workloads.model.exact_answers`."""
 
     @classmethod
     def from_meta(cls, meta: Mapping[str, Any]) -> Arithmetic:

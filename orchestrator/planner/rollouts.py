@@ -115,6 +115,10 @@ def worker_bytes(demand: Demand, shape: ModelShape) -> float:
     assert rollout is not None
     weights, cache = generation_bytes(demand.precision, shape, rollout.group * rollout.together)
     logits = 3.0 * 8.0 * rollout.group * rollout.together * shape.vocabulary
+    if demand.shards:
+        # A pass of training's shape reads the answers: logits, at their temperature, their log-softmax; a gated layer.
+        tokens = demand.batch // demand.shards * shape.sequence_length
+        logits = max(logits, 4.0 * tokens * max(3.0 * shape.vocabulary, 4.0 * shape.feedforward))
     process = 0.0 if demand.on_gpu else PROCESS
     return weights + cache + logits + process
 
@@ -137,8 +141,7 @@ def rollout_time(demand: Demand, shape: ModelShape, plan: Plan) -> RolloutTime:
         transfer, read = Group(ranks, 1, machine).gather(sent), 0.0
     return RolloutTime(
         transfer=transfer / rollout.updates,
-        generate=rounds * unit_seconds(shape, machine, demand.program, rollout) / rollout.epochs
-        + read / rollout.updates,
+        generate=rounds * unit_seconds(demand, shape, machine) / rollout.epochs + read / rollout.updates,
         reward=(REWARDS_SECONDS + REWARD_SECONDS * demand.batch / ranks) / rollout.epochs,
         train=plan.chosen.seconds + _compared(rollout) * FORWARD * plan.chosen.time.compute,
         overlaps=overlaps,
@@ -174,13 +177,16 @@ def _through_servers(sent: float, ranks: int, generating: int, machine: Machine)
     return copied + (servers if is_alone else max(servers, 2)) * sent / rate, copied + sent / local_rate
 
 
-def unit_seconds(shape: ModelShape, machine: Machine, program: Program, rollout: RolloutSpec) -> float:
+def unit_seconds(demand: Demand, shape: ModelShape, machine: Machine) -> float:
     """Return the seconds in which one worker generates the answers to `rollout.together` prompts.
 
-    It reads the prompts in one pass, and then each token of all answers in one pass over the weights.
+    It reads the prompts in one pass, and then each token of all answers in one pass over the weights. Under
+    `determinism: bitwise` it then reads all answers once more, as training does.
     """
+    rollout = demand.rollout
+    assert rollout is not None
     machine = dataclasses.replace(machine, launch=UNRECORDED * machine.launch)
-    program = dataclasses.replace(program, in_8_bits=0, dropout=False, compiled=False, reference=False)
+    program = dataclasses.replace(demand.program, in_8_bits=0, dropout=False, compiled=False, reference=False)
     prompt = max(shape.sequence_length - rollout.max_tokens, 1)
     read = _pass(with_length(shape, prompt), machine, program, rollout.together)
     sequences = rollout.together * rollout.group
@@ -188,15 +194,20 @@ def unit_seconds(shape: ModelShape, machine: Machine, program: Program, rollout:
     context = prompt + rollout.max_tokens / 2.0  # in the middle of the answer
     cached = sequences * context * 2.0 * shape.kv_heads * shape.head_size * program.width
     token += shape.layers * (machine.elements(cached) + CACHE_OPERATIONS * machine.launch)
-    token += machine.elements(DRAW_BYTES * sequences * shape.vocabulary) + DRAW_SECONDS * sequences
-    return read + rollout.max_tokens * token
+    drawn = machine.elements(DRAW_BYTES * sequences * shape.vocabulary) + DRAW_SECONDS * sequences
+    seconds = read + rollout.max_tokens * (token + drawn)
+    if not demand.shards:
+        return seconds
+    rows = demand.batch // demand.shards
+    again = _pass(shape, machine, program, rows, shape.sequence_length)
+    return seconds + math.ceil(sequences / rows) * again + rollout.max_tokens * drawn
 
 
-def _pass(shape: ModelShape, machine: Machine, program: Program, sequences: int) -> float:
-    """Return the seconds of a forward pass, with the head of one token of each sequence."""
+def _pass(shape: ModelShape, machine: Machine, program: Program, sequences: int, predicted: int = 1) -> float:
+    """Return the seconds of a forward pass, with the head of so many tokens of each sequence."""
     shape = dataclasses.replace(shape, chunked_head=False)  # only a loss has a chunked head
     part = (sequences, 1, 1, 1, 0)
     embedding, _ = ends(shape, machine, program, part)
-    _, head = ends(with_length(shape, 1), machine, program, part)
+    _, head = ends(with_length(shape, predicted), machine, program, part)
     forward = layer(shape, machine, program, part, "none").forward
     return shape.layers * forward + embedding.forward + head.forward

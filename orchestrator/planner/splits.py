@@ -111,7 +111,7 @@ def plan_rollouts(
     splits = [requested]
     if demand.searches_layout:  # a layout that the job gives has the workers that it has
         refused = {layout: verdict for layout, verdict in verdicts.items() if verdict.reason}
-        unit = unit_seconds(shape, plan.machine, demand.program, rollout) / rollout.epochs
+        unit = unit_seconds(demand, shape, plan.machine) / rollout.epochs
         split_of = partial(_split, demand, shape, plan, total=total, refused=refused)
         overlaps = bool(rollout.staleness)
         for workers in _near_balance(requested, total, rollout.units(demand.batch), unit, overlaps=overlaps):

@@ -126,6 +126,8 @@ class StepReader:
         self._origin = origin
         self._pinned = pinned
         self._rollouts = rollouts
+        if rollouts is not None:
+            rollouts.begin(has_read_answers=origin.arithmetic >= Arithmetic.READ_ANSWERS)
         self._lengths = lengths if origin.arithmetic >= Arithmetic.CUT_ROWS else FULL_LENGTH
 
     @property

@@ -3,9 +3,8 @@
 All answers of a call are decoded together with a key-value cache. A prompt is read once for all of its answers. Rows
 whose answer has ended leave the batch, so that the longest answers do not keep the others' rows busy.
 
-Every draw uses one uniform number that depends only on (seed, number of the answer, position of the token). The same
-call
-on the same kind of machine therefore gives the same tokens, wherever and whenever it is made.
+Every draw uses random numbers that depend only on (seed, number of the answer, position of the token). The same call on
+the same kind of machine therefore gives the same tokens, wherever and whenever it is made.
 """
 
 from __future__ import annotations
@@ -20,7 +19,8 @@ from torch import Tensor, nn
 from workloads.errors import LogitsNotFinite, WorkloadError
 from workloads.model.cache import Cache
 from workloads.model.config import TransformerConfig
-from workloads.model.generate import check_generates, evaluating, padded, uniform
+from workloads.model.dropout import uniform_numbers
+from workloads.model.generate import check_generates, evaluating, padded, random_key, uniform
 from workloads.workload import Batch, Ended, Sampling
 
 FULL = 0.75
@@ -54,6 +54,7 @@ def draw_answers(
     ends: Collection[int],
     ended: Ended | None = None,
     progressed: Callable[[], object] = lambda: None,
+    begun: Sequence[Sequence[int]] = (),
 ) -> list[list[Drawn]]:
     """Return the answers to each prompt.
 
@@ -62,11 +63,13 @@ def draw_answers(
         config: its configuration.
         prompts: token ids of each prompt.
         numbers: for each prompt, the number of each of its answers; every prompt has as many.
-        max_tokens: the maximum length of an answer.
+        max_tokens: the maximum length of an answer, without what it begins with.
         sampling: how tokens are drawn.
         ends: tokens that end an answer.
         ended: further says of an answer's tokens whether it has ended.
         progressed: called after each token.
+        begun: the tokens that each answer begins with, which are the last ones of its prompt; then every prompt has one
+            answer. `Drawn.tokens` has them, and what else it has is of the others.
 
     Raises:
         LogitsNotFinite: if logits are not finite.
@@ -87,7 +90,7 @@ def draw_answers(
     if config.positions == "learned":
         max_tokens = min(max_tokens, config.max_positions - longest)
     device = next(model.parameters()).device
-    rows = _Rows([number for each in numbers for number in each], sampling, ends, ended)
+    rows = _Rows([number for each in numbers for number in each], sampling, ends, ended, begun)
     cache = Cache(longest + max_tokens)
     with evaluating(model):
         tokens, real = padded(prompts, device)
@@ -98,7 +101,7 @@ def draw_answers(
         at = real.sum(1, keepdim=True).repeat_interleave(copies, 0)
         cache.select(torch.arange(len(prompts), device=device).repeat_interleave(copies))
         for token_number in range(max_tokens):
-            chosen = rows.draw(logits, token_number)
+            chosen = rows.draw(logits)
             progressed()
             kept = rows.remaining()
             if not rows.going or token_number + 1 == max_tokens:
@@ -128,6 +131,7 @@ class _Rows:
         sampling: Sampling,
         ends: Collection[int],
         ended: Callable[[list[int]], bool] | None,
+        begun: Sequence[Sequence[int]],
     ) -> None:
         self._numbers = numbers
         self._sampling = sampling
@@ -135,12 +139,12 @@ class _Rows:
         self._ended = ended
         self._rows = list(range(len(numbers)))
         self._is_over = [False] * len(numbers)
-        self._tokens: list[list[int]] = [[] for _ in numbers]
+        self._tokens: list[list[int]] = list(map(list, begun)) or [[] for _ in numbers]
         self._log_p: list[list[float]] = [[] for _ in numbers]
         self._entropy = [0.0] * len(numbers)
         self.going = len(numbers)
 
-    def draw(self, logits: Tensor, token_number: int) -> Tensor:
+    def draw(self, logits: Tensor) -> Tensor:
         """Draw the next token of every row, int64 [B], from logits [B, vocabulary]; add it to the answers that go on.
 
         Raises LogitsNotFinite if logits are not finite.
@@ -148,18 +152,10 @@ class _Rows:
         scores = logits.float()
         if self._sampling.temperature not in (0.0, 1.0):
             scores = scores / self._sampling.temperature
-        log_p = scores.log_softmax(-1)
-        shares = log_p.double().exp()
-        entropy = -(shares * log_p).sum(-1)
-        if self._sampling.temperature:
-            heights = [uniform(self._sampling.seed, self._numbers[row], token_number) for row in self._rows]
-            chosen = _drawn(shares, heights, self._sampling)
-        else:
-            chosen = logits.argmax(-1)
-        log_p_of_chosen = log_p.gather(1, chosen.unsqueeze(1)).squeeze(1)
+        places = [(self._numbers[row], len(self._tokens[row])) for row in self._rows]
+        chosen, log_p_of_chosen, entropy = choose(scores, places, self._sampling)
         # One transfer from the device for everything that is read here.
         facts = torch.stack([chosen.double(), log_p_of_chosen.double(), entropy]).tolist()
-        # The entropy is not finite if and only if a logit of the row is not.
         if not all(map(math.isfinite, facts[-1])):
             raise LogitsNotFinite
         for row, token, value, uncertainty in zip(self._rows, *facts, strict=True):
@@ -190,12 +186,55 @@ class _Rows:
         ]
 
 
+def choose(
+    scores: Tensor, places: Sequence[tuple[int, int]], sampling: Sampling
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return what is drawn from each row: tokens int64 [n], their log-probabilities fp32 [n], and the entropies of the
+    distributions fp64 [n]. An entropy is finite if and only if the scores of its row are.
+
+    In a race each token gets a random number u, and the least -log(u) / probability wins (exponential race, or Gumbel
+    maximum). Probabilities that differ by a share d draw another token with a probability of about d (Daliri, Musco and
+    Suresh 2024), where draws from the cumulative sums do with that of about d for each token of the vocabulary.
+
+    Args:
+        scores: logits at the temperature, fp32 [n, vocabulary].
+        places: of each row, the number of the answer, and that of the token in it.
+        sampling: how tokens are drawn.
+    """
+    log_p = scores.log_softmax(-1)
+    shares = log_p.double().exp()
+    entropy = -(shares * log_p).sum(-1)
+    if not sampling.temperature:
+        chosen = scores.argmax(-1)
+    elif sampling.is_race:
+        keys = [random_key(sampling.seed, number, token_number) for number, token_number in places]
+        numbers = uniform_numbers(torch.tensor(keys, device=shares.device), shares.shape[1])
+        chosen = (_cut(shares, sampling) / numbers.log_().neg_()).argmax(-1)
+    else:
+        heights = [uniform(sampling.seed, number, token_number) for number, token_number in places]
+        chosen = _drawn(shares, heights, sampling)
+    return chosen, log_p.gather(1, chosen.unsqueeze(1)).squeeze(1), entropy
+
+
 def _drawn(shares: Tensor, heights: Sequence[float], sampling: Sampling) -> Tensor:
     """Return the token of every row at which the cumulative probability exceeds the row's height in [0, 1).
 
-    `shares`, fp64 [B, vocabulary], are the probabilities. `top_k` keeps the most probable tokens; `top_p` then keeps
-    the fewest whose probabilities sum to at least top_p. The tokens are in the order of the vocabulary, because sorting
-    them would take most of the time.
+    `shares`, fp64 [B, vocabulary], are the probabilities. The tokens are in the order of the vocabulary, because
+    sorting them would take most of the time.
+    """
+    sums = _cut(shares, sampling).cumsum(-1)
+    total = sums[:, -1:]
+    height = torch.tensor(heights, dtype=torch.float64, device=shares.device).unsqueeze(1) * total
+    # The product may round up to the total, which no sum exceeds.
+    height = torch.minimum(height, torch.nextafter(total, torch.zeros_like(total)))
+    # Only a row that is not finite has no such token.
+    return torch.searchsorted(sums, height, right=True).squeeze(1).clamp(max=shares.shape[1] - 1)
+
+
+def _cut(shares: Tensor, sampling: Sampling) -> Tensor:
+    """Return the probabilities fp64 [B, vocabulary] with 0 for tokens that may not be drawn.
+
+    `top_k` keeps the most probable tokens; `top_p` then keeps the fewest whose probabilities sum to at least top_p.
     """
     if 0 < sampling.top_k < shares.shape[1]:
         least = shares.topk(sampling.top_k, -1).values[:, -1:]
@@ -205,10 +244,4 @@ def _drawn(shares: Tensor, heights: Sequence[float], sampling: Sampling) -> Tens
         kept = ordered.cumsum(-1) - ordered < sampling.top_p
         kept[:, 0] = True  # with a top_p of 0, the most probable token alone
         shares = torch.zeros_like(shares).scatter(1, order, ordered.where(kept, 0.0))
-    sums = shares.cumsum(-1)
-    total = sums[:, -1:]
-    height = torch.tensor(heights, dtype=torch.float64, device=shares.device).unsqueeze(1) * total
-    # The product may round up to the total, which no sum exceeds.
-    height = torch.minimum(height, torch.nextafter(total, torch.zeros_like(total)))
-    # Only a row that is not finite has no such token.
-    return torch.searchsorted(sums, height, right=True).squeeze(1).clamp(max=shares.shape[1] - 1)
+    return shares

@@ -128,6 +128,13 @@ def drop(x: Tensor, rate: float, keys: Tensor | None, site: int) -> Tensor:
     return torch.where(kept, x / (1.0 - zeroed / NUMBERS), 0.0)
 
 
+def uniform_numbers(keys: Tensor, count: int) -> Tensor:
+    """Return `count` random numbers in (0, 1) for each key int64 [n], fp64 [n, count]."""
+    numbers = keyed(keys.unsqueeze(-1), torch.arange(count, device=keys.device))
+    # 52 bits and a half, so that neither 0 nor 1 occurs.
+    return _shifted(numbers, 12).double().add_(0.5).mul_(2.0**-52)
+
+
 def skip(x: Tensor, before: Tensor, rate: float, keys: Tensor | None) -> Tensor:
     """Return the layer output x [B, L, hidden], with its input `before` in place of the samples that skip the layer.
 

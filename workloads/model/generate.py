@@ -217,8 +217,13 @@ def choose(
 
 def uniform(seed: int, prompt: int, token_number: int) -> float:
     """Return a number in [0, 1) that is the same on every machine."""
+    return float((random_key(seed, prompt, token_number) % 2**64 >> 11) / 2**53)
+
+
+def random_key(seed: int, prompt: int, token_number: int) -> int:
+    """Return a random number in the range of int64 that is the same on every machine."""
     digest = hashlib.blake2b(struct.pack("<3q", seed, prompt, token_number), digest_size=8).digest()
-    return float((int.from_bytes(digest, "little") >> 11) / 2**53)
+    return int.from_bytes(digest, "little", signed=True)
 
 
 def padded(rows: Sequence[Sequence[int]], device: torch.device) -> tuple[Tensor, Tensor]:

@@ -233,16 +233,24 @@ def token_log_probabilities(output: Any, batch: Batch, of_tokens: Callable[[Tens
 
     `of_tokens` is as in `Workload.criterion`. Logits are divided by the temperature of the rollouts.
     """
-    labels = batch["labels"]
-    logits = output.logits
-    if TEMPERATURE in batch:
-        # Answers were drawn from the tempered distribution; the ratio of untempered probabilities would not be 1
-        # before the first update.
-        logits = logits / batch[TEMPERATURE].view(-1, 1, 1)
-    each = of_tokens(logits, labels).each_token
-    if each is None:
-        each = F.cross_entropy(logits.flatten(0, -2).float(), labels.flatten(), reduction="none")
+    logits = tempered(output.logits, batch)
+    each = of_tokens(logits, batch["labels"]).each_token
+    return log_probabilities(logits, batch["labels"]) if each is None else -each.view_as(batch["labels"])
+
+
+def log_probabilities(logits: Tensor, labels: Tensor) -> Tensor:
+    """Return the log-probabilities of labels, fp32 [B, L], from logits [B, L, vocabulary] at the temperature."""
+    each = F.cross_entropy(logits.flatten(0, -2).float(), labels.flatten(), reduction="none")
     return -each.view_as(labels)
+
+
+def tempered(logits: Tensor, batch: Batch) -> Tensor:
+    """Return logits [B, L, vocabulary] divided by the temperature of the rollouts.
+
+    Answers were drawn from the tempered distribution; the ratio of untempered probabilities would not be 1 before the
+    first update.
+    """
+    return logits / batch[TEMPERATURE].view(-1, 1, 1) if TEMPERATURE in batch else logits
 
 
 def rewarded_loss(

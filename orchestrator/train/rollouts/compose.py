@@ -20,6 +20,7 @@ from orchestrator.train.rollouts.queued_sampler import QueuedSampler, generate_u
 from orchestrator.train.rollouts.reward_model import RewardModel
 from orchestrator.train.rollouts.rollouts import Rollouts
 from orchestrator.train.rollouts.sampler import OwnSampler, UnitSampler
+from orchestrator.train.rollouts.training_pass import training_pass
 from orchestrator.train.rollouts.vllm_sampler import VllmSampler
 from orchestrator.train.task import Task
 from workloads.workload import Ended
@@ -78,6 +79,7 @@ def rollouts_of(
         else own_sampler(inputs, tokens, rollout, device, context),
         judge=judge,
         prompts_ahead=spec.reading.samples * rollout.steps * rollout.staleness,
+        is_bitwise=bool(spec.train.bitwise_shards),
         passes=PassSpec(spec.evaluate.answers, spec.evaluate.sizes, spec.rewards[0].title)
         if spec.evaluate and spec.evaluate.answers
         else None,
@@ -108,6 +110,7 @@ def own_sampler(
         ends=_ends(inputs, tokens),
         ended=_stops(tokens.tokenizer(), rollout.stop),
         progressed=context.lives,
+        training_pass=training_pass(inputs.workload, spec.train, rollout, spec.data.sequence_length, device),
     )
 
 

@@ -9,12 +9,17 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from orchestrator.config.errors import InputError
+from orchestrator.parallel.rank_messages import gather_json
 from orchestrator.rewards.config import RewardSpec
 from orchestrator.rewards.scorer import Answer, Scorer, weighted
 from orchestrator.train.rollouts.made import Scored
 from orchestrator.train.rollouts.prompts import Prompt
 from orchestrator.train.rollouts.reward_model import RewardModel
 from workloads.model.answers import Drawn
+
+UNSCORED_STEPS = 3
+"""After so many steps in a row without any reward, nothing will come of the run."""
 
 
 @dataclass
@@ -40,6 +45,7 @@ class Judge:
 
     def __post_init__(self) -> None:
         self._scorer = Scorer(self.rewards, self.roots)
+        self._unscored_steps = 0
 
     def close(self) -> None:
         """End the processes that compute rewards."""
@@ -109,6 +115,27 @@ class Judge:
             )
         )
         return [list(itertools.islice(scored, len(drawn))) for _, drawn in prompts_with_answers]
+
+    def check_scored(self, answers: Sequence[Sequence[Scored]]) -> None:
+        """Take note of the answers that a step trains on. All ranks call it together, with the same answers.
+
+        Raises InputError on all ranks if `on_error: skip` has left out all answers of several steps in a row.
+        """
+        has_reward = any(not np.isnan(answer.reward) for each in answers for answer in each)
+        self._unscored_steps = 0 if has_reward else self._unscored_steps + 1
+        if self._unscored_steps < UNSCORED_STEPS:
+            return
+        failures = self._scorer.failures[-1:]
+        told = [
+            problem for rank_problems in gather_json(list(map(str, failures))) for problem in rank_problems
+        ]
+        skipped = [reward.title for reward in self.rewards if reward.on_error == "skip"]
+        raise InputError(
+            f"{' or '.join(skipped)} left out all answers of {UNSCORED_STEPS} steps in a row, so that they trained "
+            f"on nothing; the last one: {' '.join(told[-1:]) or 'unknown'}",
+            "rewards",
+            "fix it, or set on_error to zero",
+        )
 
     def metrics(self, answers: Sequence[Scored]) -> dict[str, float]:
         """Return the means over answers. Means of rewards leave out answers without a reward."""

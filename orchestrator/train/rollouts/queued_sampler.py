@@ -158,7 +158,7 @@ def generate_until_stopped(task: Task, sampler: UnitSampler, context: WorkerCont
             version = work.content["version"]
         context.set_waiting(False)
         context.lives()
-        unit = Unit(work.content["prompts"], work.content["numbers"], work.content["is_greedy"])
+        unit = Unit(**{name: work.content[name] for name in Unit._fields})
         queue.give(work.name, _answers_of(sampler, unit))
         units_done += 1
         context.progressed()

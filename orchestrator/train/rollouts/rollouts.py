@@ -33,7 +33,7 @@ from orchestrator.train.rollouts.made import Rollout, Scored, Seconds, rate
 from orchestrator.train.rollouts.passes import PassSpec
 from orchestrator.train.rollouts.prompts import Prompt, prompts_at, prompts_of_set
 from orchestrator.train.rollouts.rows import Rows
-from orchestrator.train.rollouts.sampler import AnswerSampler
+from orchestrator.train.rollouts.sampler import AnswerSampler, Unit
 from orchestrator.train.rollouts.shares import Division, Share, covered
 from orchestrator.train.task import Task
 from workloads.objectives.rewarded import SAMPLED, Rewarded
@@ -52,6 +52,7 @@ class Rollouts:
         sampler: generates answers.
         judge: rewards answers.
         prompts_ahead: the number of prompts whose answers are generated ahead.
+        is_bitwise: whether the job asks for `determinism: bitwise`.
         seconds: of the last rollout, see `Seconds`.
         next: the answers of the next rollout, which a commit has.
     """
@@ -65,6 +66,7 @@ class Rollouts:
     sampler: AnswerSampler
     judge: Judge
     prompts_ahead: int
+    is_bitwise: bool = False
     passes: PassSpec | None = None
     seconds: Seconds = field(default_factory=Seconds)
 
@@ -88,6 +90,10 @@ class Rollouts:
         self.next = NextRollout(
             self.prompts_ahead, self.spec.group, self.spec.max_tokens, is_writer=info.rank == 0
         )
+
+    def begin(self, *, has_read_answers: bool) -> None:
+        """Begin a task. A run of an earlier version goes on without answers that are read as training reads them."""
+        self._division = replace(self._division, has_training_bits=self.is_bitwise and has_read_answers)
 
     def close(self) -> None:
         """End the processes that compute rewards."""
@@ -218,8 +224,11 @@ class Rollouts:
         steps = range(step, step + len(current))
         answers = []
         if ready is None:
-            numbers = map(self._division.numbers, current)
-            answers = list(map(self.answers, steps, current, numbers))
+            drawn_shares = (
+                self._drawn(len(step_prompts), self._division.training_units(step_prompts))
+                for step_prompts in current
+            )
+            answers = list(map(self._scored, steps, current, drawn_shares))
         drawn = (
             [answer.drawn for answer in prompt_answers]
             for step_answers in answers
@@ -231,6 +240,8 @@ class Rollouts:
         if ready is not None:  # scored while rollout workers generate
             shares = self._division.shares(list(map(len, current)), ready.answers)
             answers = list(map(self._scored, steps, current, shares))
+        for step_answers in answers:
+            self.judge.check_scored(step_answers)
         version = step if ready is None else ready.version
         rollouts = [
             self._step_rollout(step_prompts, step_answers, version, is_stale=ready is not None)
@@ -321,15 +332,16 @@ class Rollouts:
             numbers: the number of each answer, see `Unit`.
             is_greedy: take the most likely tokens.
         """
-        return self._scored(step, prompts, self._drawn(prompts, numbers, is_greedy))
+        units = self._division.units(prompts, numbers, is_greedy)
+        return self._scored(step, prompts, self._drawn(len(prompts), units))
 
-    def _drawn(self, prompts: list[Prompt], numbers: list[list[int]], is_greedy: bool = False) -> Share:
-        """Generate this rank's share of the answers."""
+    def _drawn(self, prompts: int, units: list[Unit]) -> Share:
+        """Generate this rank's share of the answers to that many prompts."""
         started = time.perf_counter()
-        generated = self.sampler.answers(self._division.units(prompts, numbers, is_greedy))
+        generated = self.sampler.answers(units)
         self.context.progressed()
         self.seconds.generate += time.perf_counter() - started
-        return self._division.share([len(prompts)], generated)
+        return self._division.share([prompts], generated)
 
     def _scored(self, step: int, prompts: list[Prompt], own_share: Share) -> list[list[Scored]]:
         """Return the answers to all prompts with their rewards. Each rank scores its share."""

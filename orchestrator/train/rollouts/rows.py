@@ -14,6 +14,7 @@ from orchestrator.train.rollouts.config import RolloutSpec
 from orchestrator.train.rollouts.made import Scored
 from orchestrator.train.rollouts.prompts import Prompt
 from workloads.model.dropout import KEYS, ROW_TOKENS, row_keys
+from workloads.model.exact_answers import Text
 from workloads.model.masks import REAL
 from workloads.objectives.rewarded import (
     ADVANTAGE,
@@ -60,42 +61,47 @@ class Rows:
         If the answers are stale, earlier weights than those of the rollout generated them, and the loss compares with
         the log-probabilities that they had then.
         """
-        length = self.length
         group = self.spec.group
         size = len(rows)
-        padding = self.objective.vocabulary.padding
-        tokens = np.full((size, length), padding, dtype=np.int64)
-        labels = np.full((size, length), IGNORE, dtype=np.int64)
-        real = np.zeros((size, length), dtype=bool)
+        places = [divmod(row, group) for row in rows]
+        texts = [Text(prompts[number].tokens, answers[number][k].drawn.tokens) for number, k in places]
+        batch = self.of_texts(texts, size)
         floats = {
-            name: np.zeros((size, length), dtype=np.float32) for name in (ADVANTAGE, WEIGHT, COUNTED, DRAWN)
+            name: np.zeros((size, self.length), dtype=np.float32)
+            for name in (ADVANTAGE, WEIGHT, COUNTED, DRAWN)
         }
-        for index, row in enumerate(rows):
-            number, k = divmod(row, group)
-            prompt = prompts[number].tokens
-            drawn = answers[number][k].drawn
-            row_tokens = [*prompt, *drawn.tokens]
-            tokens[index, : len(row_tokens)] = row_tokens
-            real[index, : len(row_tokens)] = True
-            # A label is at the position that predicts it: one before its token.
-            label_positions = slice(len(prompt) - 1, len(row_tokens) - 1)
-            labels[index, label_positions] = drawn.tokens
-            floats[DRAWN][index, label_positions] = drawn.log_probabilities
+        for index, (number, k) in enumerate(places):
+            label_positions = positions_of_labels(texts[index])
+            floats[DRAWN][index, label_positions] = answers[number][k].drawn.log_probabilities
             if step_advantages.is_counted[number, k]:
                 floats[ADVANTAGE][index, label_positions] = step_advantages.values[number, k]
                 self._weigh(floats[WEIGHT][index, label_positions], floats[COUNTED][index, label_positions])
-        batch: Batch = {"tokens": torch.from_numpy(tokens), "labels": torch.from_numpy(labels)}
         batch |= {name: torch.from_numpy(values) for name, values in floats.items()}
         if is_stale:
             batch[SAMPLED] = batch[DRAWN]
+        if self.dropout_seed is not None:
+            first = prompts[0].number * group + rows.start
+            batch[KEYS] = row_keys(self.dropout_seed, first, size)
+            batch[ROW_TOKENS] = torch.tensor([len(text.prompt) + len(text.answer) for text in texts])
+        return batch
+
+    def of_texts(self, texts: Iterable[Text | None], size: int) -> Batch:
+        """Return what a forward pass reads of `size` rows, from their texts; None is a row of padding."""
+        tokens = np.full((size, self.length), self.objective.vocabulary.padding, dtype=np.int64)
+        labels = np.full((size, self.length), IGNORE, dtype=np.int64)
+        real = np.zeros((size, self.length), dtype=bool)
+        for index, text in enumerate(texts):
+            if text is None:
+                continue
+            row_tokens = [*text.prompt, *text.answer]
+            tokens[index, : len(row_tokens)] = row_tokens
+            real[index, : len(row_tokens)] = True
+            labels[index, positions_of_labels(text)] = text.answer
+        batch: Batch = {"tokens": torch.from_numpy(tokens), "labels": torch.from_numpy(labels)}
         if self.spec.temperature != 1.0:
             batch[TEMPERATURE] = torch.full((size,), self.spec.temperature)
         if self.has_experts:
             batch[REAL] = torch.from_numpy(real)
-        if self.dropout_seed is not None:
-            first = prompts[0].number * group + rows.start
-            batch[KEYS] = row_keys(self.dropout_seed, first, size)
-            batch[ROW_TOKENS] = torch.from_numpy(real.sum(1))
         return batch
 
     def digest(
@@ -127,3 +133,8 @@ class Rows:
             return
         weight[:] = 1.0 / (len(weight) if loss_type == "grpo" else self.spec.max_tokens)
         counted[0] = 1.0
+
+
+def positions_of_labels(text: Text) -> slice:
+    """Return the positions of a row that predict the tokens of the answer, each one before its token."""
+    return slice(len(text.prompt) - 1, len(text.prompt) + len(text.answer) - 1)

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Collection, Sequence
-from typing import NamedTuple, Protocol
+from dataclasses import replace
+from functools import partial
+from typing import Any, NamedTuple, Protocol
 
 from orchestrator.parallel.device import Device
 from orchestrator.train.engines.engine import Engine
 from orchestrator.train.rollouts.config import RolloutSpec
 from orchestrator.train.rollouts.replica import Replica
+from orchestrator.train.rollouts.training_pass import TrainingPass
 from workloads.model.answers import Drawn, draw_answers
+from workloads.model.exact_answers import Read, Text, exact_answers
 from workloads.workload import Ended, Sampling, Workload
 
 
@@ -21,11 +24,14 @@ class Unit(NamedTuple):
         prompts: token ids of each prompt.
         numbers: for each prompt, the number of each of its answers, which determines what is drawn.
         is_greedy: whether the most likely tokens are taken.
+        first_row: if the answers are to have the bits that training computes, the place of the first one among the rows
+            of its step; else None.
     """
 
     prompts: list[list[int]]
     numbers: list[list[int]]
     is_greedy: bool = False
+    first_row: int | None = None
 
 
 class GeneratedAhead(NamedTuple):
@@ -92,9 +98,10 @@ class OwnSampler:
         ends: Collection[int],
         ended: Ended | None = None,
         progressed: Callable[[], object] = lambda: None,
+        training_pass: TrainingPass | None = None,
     ) -> None:
         """`ends` are tokens that end an answer, as `ended` says of the tokens of one. `progressed` is called after each
-        token.
+        token. `training_pass` reads the answers of units that ask for the bits of training.
         """
         self.replica = Replica(workload, device, seed)
         self._config = workload.config
@@ -104,6 +111,7 @@ class OwnSampler:
         self._ends = ends
         self._ended = ended
         self._progressed = progressed
+        self._training_pass = training_pass
         self._ahead: list[list[list[Drawn]]] = []
 
     def take(self, engine: Engine) -> None:
@@ -127,16 +135,28 @@ class OwnSampler:
 
     def answers_of(self, unit: Unit) -> list[list[Drawn]]:
         """See `UnitSampler.answers_of`."""
-        greedy = dataclasses.replace(self._sampling, temperature=0.0)
+        has_training_bits = unit.first_row is not None and self._training_pass is not None
+        temperature = 0.0 if unit.is_greedy else self._sampling.temperature
+        how: dict[str, Any] = {
+            "sampling": replace(self._sampling, temperature=temperature, is_race=has_training_bits),
+            "ends": self._ends,
+            "ended": self._ended,
+        }
+        asked: dict[str, Any] = {
+            "prompts": unit.prompts,
+            "numbers": unit.numbers,
+            "max_tokens": self._spec.max_tokens,
+        }
+        model = self.replica.model
+        draft = partial(draw_answers, model, self._config, progressed=self._progressed, **how)
         with self._device.casting_once(), self._device.autocast():
-            return draw_answers(
-                self.replica.model,
-                self._config,
-                prompts=unit.prompts,
-                numbers=unit.numbers,
-                max_tokens=self._spec.max_tokens,
-                sampling=greedy if unit.is_greedy else self._sampling,
-                ends=self._ends,
-                ended=self._ended,
-                progressed=self._progressed,
-            )
+            if unit.first_row is None or self._training_pass is None:
+                return draft(**asked)
+            first_row, training_pass = unit.first_row, self._training_pass
+
+            def read(rows: range, texts: Sequence[Text]) -> list[Read]:
+                self._progressed()
+                return training_pass.read(model, first_row, rows, texts)
+
+            passes = training_pass.passes(first_row, sum(map(len, unit.numbers)))
+            return exact_answers(draft, read, passes, **asked, **how)

@@ -24,12 +24,14 @@ class Division:
         together: prompts of a unit.
         group: answers to each prompt.
         rank, world: the rank's number, and how many there are.
+        has_training_bits: whether answers that are trained on are to have the bits that training computes.
     """
 
     together: int
     group: int
     rank: int
     world: int
+    has_training_bits: bool = False
 
     def numbers(self, prompts: Sequence[Prompt]) -> list[list[int]]:
         """Return the numbers of the answers to each prompt in training, see `Unit`."""
@@ -44,9 +46,19 @@ class Division:
             for unit_numbers in self._unit_prompts(len(prompts))
         ]
 
+    def training_units(self, prompts: Sequence[Prompt]) -> list[Unit]:
+        """Return this rank's units of the answers that a step trains on."""
+        units = self.units(prompts, self.numbers(prompts))
+        if not self.has_training_bits:
+            return units
+        starts = (unit_numbers.start for unit_numbers in self._unit_prompts(len(prompts)))
+        return [
+            unit._replace(first_row=start * self.group) for unit, start in zip(units, starts, strict=True)
+        ]
+
     def ahead(self, steps: Sequence[Sequence[Prompt]]) -> list[Unit]:
         """Return this rank's units of several steps, which are asked for together."""
-        return [unit for prompts in steps for unit in self.units(prompts, self.numbers(prompts))]
+        return [unit for prompts in steps for unit in self.training_units(prompts)]
 
     def share(self, steps: Sequence[int], unit_answers: Iterable[list[list[Drawn]]]) -> Share:
         """Return this rank's share of the answers to the prompts of some steps.

@@ -57,9 +57,7 @@ def planned(asked: Demand, shape: ModelShape, machine: Machine, ranks: int = 8) 
 
 
 def unit(shape: ModelShape, machine: Machine, **rollout: Any) -> float:
-    asked = demand(**rollout)
-    assert asked.rollout is not None
-    return unit_seconds(shape, machine, asked.program, asked.rollout)
+    return unit_seconds(demand(**rollout), shape, machine)
 
 
 def test_a_token_takes_at_least_the_time_to_read_the_weights(shape: ModelShape, machine: Machine) -> None:
@@ -162,6 +160,19 @@ def test_splits_divide_the_same_workers_and_the_fastest_is_first(shape: ModelSha
     assert told["step_seconds"] == found.requested.time.seconds
     assert told["fits"]
     assert {split["generating"] for split in told["splits"]} >= {0, 2}
+
+
+def test_bitwise_reads_the_answers_once_more_in_passes_of_training(
+    shape: ModelShape, machine: Machine
+) -> None:
+    asked = demand(2)
+    bitwise = dataclasses.replace(asked, shards=64)
+    once = unit_seconds(bitwise, shape, machine) - unit_seconds(asked, shape, machine)
+    # 32 answers of 1,024 tokens with the prompt, in four passes of 8 rows: 2 FLOPs for each parameter and token.
+    flops = 2.0 * shape.parameters * 32 * LENGTH
+    assert flops / machine.flops < once < 3 * flops / machine.flops
+    assert worker_bytes(bitwise, shape) > worker_bytes(asked, shape)
+    assert worker_bytes(bitwise, shape) > worker_bytes(dataclasses.replace(asked, shards=128), shape)
 
 
 def test_a_rollout_worker_that_does_not_fit_is_refused(shape: ModelShape, machine: Machine) -> None:

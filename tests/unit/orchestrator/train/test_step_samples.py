@@ -26,6 +26,9 @@ SIZE = 4
 class Starts:
     """Returns, instead of the prompts of a step, where they begin."""
 
+    def begin(self, **_: bool) -> None:
+        pass
+
     def prompts(self, batches: Batches, position: int, count: int) -> int:
         assert count == SIZE
         return position

@@ -131,12 +131,13 @@ def test_without_a_temperature_it_is_greedy_generation(name: str) -> None:
     assert tokens_of(found) == [[answer] * GROUP for answer in expected]
 
 
+@pytest.mark.parametrize("is_race", [False, True])
 @pytest.mark.parametrize(("temperature", "top_k"), [(1.0, 0), (1.5, 0), (1.0, 5)])
-def test_frequencies_are_the_probabilities(temperature: float, top_k: int) -> None:
+def test_frequencies_are_the_probabilities(temperature: float, top_k: int, is_race: bool) -> None:
     model, _ = made()
     count = 4000
     found = drawn(
-        Sampling(temperature=temperature, top_k=top_k, seed=11),
+        Sampling(temperature=temperature, top_k=top_k, seed=11, is_race=is_race),
         prompts=[PROMPTS[0]],
         numbers=[list(range(count))],
         max_tokens=1,
@@ -215,3 +216,18 @@ def test_a_height_that_rounds_to_the_whole_takes_a_token_that_may_be_drawn() -> 
     shares = torch.tensor([[0.1, 0.2, 0.3, 0.0, 0.0]], dtype=torch.float64)
     assert answers._drawn(shares, [1.0], Sampling(temperature=1.0, seed=0)).tolist() == [2]
     assert answers._drawn(shares, [0.0], Sampling(temperature=1.0, seed=0)).tolist() == [0]
+
+
+def test_in_a_race_nearly_equal_probabilities_draw_the_same_token() -> None:
+    """A change of the logits by a share d changes a draw with a probability of about d, whatever the vocabulary."""
+    random = torch.Generator().manual_seed(5)
+    scores = torch.randn(500, 4000, generator=random)
+    others = scores + 1e-3 * torch.randn(scores.shape, generator=random)
+    places = [(number, 0) for number in range(500)]
+    share = {}
+    for is_race in (False, True):
+        sampling = Sampling(temperature=1.0, seed=3, is_race=is_race)
+        one, other = (answers.choose(each, places, sampling)[0] for each in (scores, others))
+        share[is_race] = (one != other).float().mean().item()
+    assert share[True] < 0.01
+    assert share[False] > 0.03
