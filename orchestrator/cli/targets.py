@@ -99,7 +99,7 @@ def before_status(job: Submission) -> str:
         from orchestrator.chain.results import WAITING as NOT_BEGUN
 
         begun = [stage for stage in progress_of(*chain)["stages"] if stage["state"] != NOT_BEGUN]
-        return ", ".join(f"{stage['name']}: {stage['state']}" for stage in begun)
+        return ", ".join(f"{stage['stage']}: {stage['state']}" for stage in begun) or "no stage has begun"
     return "its command checks the job and starts the controller"
 
 

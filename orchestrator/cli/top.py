@@ -81,7 +81,7 @@ def _with_job(row: dict[str, Any], job: Submission) -> dict[str, Any]:
     """The row of a job. Until its run has written a status since the submission, it says what the job itself does."""
     from orchestrator.observe.pages.runs_page import UNREADABLE
 
-    is_finished = job.state == Outcome.DONE  # the job of a finished run writes nothing
+    is_finished = row["time"] and job.state == Outcome.DONE  # the job of a finished run writes nothing
     if row["state"] == UNREADABLE or is_finished or not job.came_after(row["time"]):
         return row
     before = dict.fromkeys(("step", "loss", "speed", "left", "layout", "silent"), "")

@@ -15,7 +15,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from jobs import job, write_job
+import yaml
+from jobs import job as job_document
+from jobs import write_job
 from run_directories import run_of
 
 from cluster.jobs.ray_jobs import Submission
@@ -26,13 +28,14 @@ from orchestrator.cli import jobs
 from orchestrator.controller.stop_file import StopRequests
 from orchestrator.launch import submission
 from orchestrator.storage.process_identity import lineage
+from orchestrator.storage.run_directory import RunDir
 
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A job file in the current folder."""
     monkeypatch.chdir(tmp_path)
-    write_job(tmp_path, job("corpus.txt"))
+    write_job(tmp_path, job_document("corpus.txt"))
     return tmp_path
 
 
@@ -245,6 +248,12 @@ def test_a_job_without_a_status_says_what_it_does(
     before = run_of(folder / "before", phase="stopped", seen=time.time() - 60)
     young = run_of(folder / "young", phase="train", seen=time.time())
     Path(young.path, "status.json").unlink()
+    chain = RunDir(str(folder / "chain"))
+    chain.create()
+    stages = {"name": "c", "stages": [{"name": "first"}, {"name": "second"}]}
+    chain.write_text("job.yaml", yaml.safe_dump(job_document("corpus.txt") | stages))
+    chain.write_json("chain.json", {})
+    run_of(folder / "chain/first", phase="train", seen=time.time())
     job = Submission("new-1", "new", str(folder / "nowhere"), 0, "running", "", 2e9, None, None, "")
     cluster: Any = OneJob()
     cluster.all = lambda: [
@@ -254,6 +263,8 @@ def test_a_job_without_a_status_says_what_it_does(
         dataclasses.replace(job, name="wrong", state="failed", ended=2e9, message="no such image"),
         dataclasses.replace(job, name="of-before", run_dir=before.uri, started=1.0),
         dataclasses.replace(job, name="finished", run_dir=before.uri, state="done", ended=2e9),
+        dataclasses.replace(job, name="chain", run_dir=chain.uri),
+        dataclasses.replace(job, name="chained", run_dir=chain.uri, state="done", ended=2e9, message="ok"),
     ]
     cluster.find = lambda name: job
     monkeypatch.setattr(submission, "jobs_at", lambda address: cluster)
@@ -266,6 +277,8 @@ def test_a_job_without_a_status_says_what_it_does(
         "wrong": ("failed", "no such image"),
         "of-before": ("stopped", rows["of-before"][1]),
         "finished": rows["of-before"],
+        "chain": ("running", "first: train"),
+        "chained": ("done", "ok"),
     }
     cluster.all = list
     assert command("list").out == "no jobs yet; `orchestrator submit JOB` adds one\n"
