@@ -162,10 +162,9 @@ def _row(name: str, run: RunDir) -> dict[str, Any]:
     summary = run.read_json_or_empty("summary.json")
     if unread and not status:
         raise InputError(unread)
-    if not status.get("phase") and (
-        event := run.log(EVENTS).last()
-    ):  # it writes its first status in a moment
-        status = {"phase": event.get("phase"), "note": event.get("reason"), **status}
+    if not status and run.read_text("status.json") is None and (event := run.log(EVENTS).last()):
+        # The run has begun, and writes its first status in a moment.
+        status = {"phase": event.get("phase"), "note": event.get("reason")}
     phase = str(status.get("phase") or "unknown")
     at = float(status.get("time") or 0.0)
     ended = phase in ENDED
