@@ -178,7 +178,9 @@ def test_a_lost_node_makes_the_gang_smaller(cluster: Cluster, quiet: Path, tmp_p
         cluster.remove_node(node, allow_graceful=False)
         assert process.wait(timeout=240) == 0
     layouts = [row["layout"] for row in rows(run)]
-    assert layouts == ["dp2 zero0 mb4"] * 4 + ["dp1 zero0 mb8"] * 8
+    kept = layouts.count("dp2 zero0 mb4")  # more than the commit has, if the other node had a later snapshot
+    assert 4 <= kept < 7
+    assert layouts == ["dp2 zero0 mb4"] * kept + ["dp1 zero0 mb8"] * (12 - kept)
     assert [row[3] for row in curve(run)] == [row[3] for row in curve(quiet)]
     assert [row[1] for row in curve(run)] == pytest.approx([row[1] for row in curve(quiet)], rel=1e-5)
 
