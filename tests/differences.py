@@ -41,6 +41,7 @@ class Difference:
 TOKENIZER = "unit/orchestrator/data/encoding/test_tokenizer.py"
 AUTO = "unit/orchestrator/data/encoding/test_auto_tokenizer.py"
 ANSWERS = "unit/orchestrator/data/prepare/test_predicted_answers.py"
+BEHAVIOUR = "unit/workloads/hf/check/test_behaviour.py"
 WEIGHTS = "unit/workloads/hf/files/test_weight_files.py"
 OLDER = "unit/workloads/hf/files/test_older_form.py"
 FOLDER = "unit/workloads/hf/convert/test_folder.py"
@@ -58,6 +59,7 @@ GGUF = "unit/orchestrator/extensions/gguf/test_write.py"
 SPACE = "unit/orchestrator/tune/test_space.py"
 BATCHES = "unit/orchestrator/data/samples/test_batches.py"
 ORDER = "unit/orchestrator/data/samples/test_order.py"
+SECTIONS = "unit/orchestrator/data/samples/sections/test_order.py"
 SCHEDULERS = "unit/orchestrator/tune/test_schedulers.py"
 KUBERAY = "unit/orchestrator/extensions/render/test_checks.py"
 FRAMED = "unit/orchestrator/resolve/test_framed_text.py"
@@ -84,6 +86,7 @@ SEARCH = "unit/orchestrator/tune/test_search.py"
 MANIFESTS = "unit/orchestrator/extensions/render/test_manifests.py"
 IMPORTANCE = "unit/orchestrator/tune/test_importance.py"
 FRAMING = "unit/orchestrator/data/encoding/test_framing.py"
+ROLLOUTS = "dist/test_rollouts_run.py"
 ADVANTAGES = "unit/orchestrator/train/rollouts/test_advantages.py"
 ROUTERS = "unit/workloads/hf/tables/test_router_weights.py"
 NAMES = "unit/orchestrator/config/test_other_names.py"
@@ -339,6 +342,29 @@ TOPICS: dict[str, tuple[Difference, ...]] = {
             ("unit/workloads/test_load.py::test_a_batch_may_be_cut_anywhere",),
         ),
         Difference(
+            "transformers",
+            "With accumulation, the routers' loss of a mixture of experts weighs as many times more as there are "
+            "micro-batches. So does AdaLoRA's orthogonality (peft).",
+            "findings/side_losses_times_accumulation.sh",
+            "The weight is that of the job, however a batch is cut: a sequence has a loss of its own.",
+            (
+                f"{BEHAVIOUR}::test_the_loss_of_routers_is_theirs_however_a_batch_is_cut",
+                "unit/workloads/test_load.py::test_a_batch_may_be_cut_anywhere",
+            ),
+        ),
+        Difference(
+            "transformers",
+            "Packed rows are kept apart by their positions only if the model keeps no cache. In a loop of one's own it "
+            "keeps one, and rows see each other.",
+            "findings/cache_joins_packed_rows.sh",
+            "No cache is kept in training. A class that mixes documents is refused.",
+            (
+                f"{BEHAVIOUR}::test_a_cache_lets_packed_documents_see_each_other_and_none_is_kept_here",
+                "unit/workloads/objectives/test_isolated.py::"
+                "test_a_packed_row_has_the_loss_of_its_documents_one_by_one",
+            ),
+        ),
+        Difference(
             "torch",
             "`torch.optim.Muon` iterates in bfloat16.",
             "torch/optim/_muon.py",
@@ -459,6 +485,17 @@ TOPICS: dict[str, tuple[Difference, ...]] = {
             "0.11.0",
         ),
         Difference(
+            "accelerate",
+            "`skip_first_batches` after `load_state` in the middle of an epoch passes over another order: some rows "
+            "are trained twice and others never.",
+            "findings/skipped_batches_of_another_epoch.sh",
+            "The order follows from the seed and the position alone, so a resume reads what is left of the epoch.",
+            (
+                f"{SECTIONS}::test_any_resume_at_any_width_reads_the_same_samples",
+                f"{BATCHES}::test_a_batch_may_straddle_epochs",
+            ),
+        ),
+        Difference(
             "ray",
             "Rows of Ray Data come as their blocks end, unless `preserve_order` is set.",
             "ray/data/_internal/execution/interfaces/execution_options.py",
@@ -545,6 +582,25 @@ TOPICS: dict[str, tuple[Difference, ...]] = {
             "It is the mean over a pair's chosen answer, so that it does not depend on the batch. Equal where the "
             "two are one.",
             (f"{PAIRS}::test_twenty_steps_of_orpo_have_the_losses_of_trl",),
+        ),
+        Difference(
+            "trl",
+            "With `num_iterations`, a resume generates other answers by newer weights where the run was between two "
+            "passes over the same ones: no checkpoint has the buffer, and its count starts at 0.",
+            "trl/trainer/grpo_trainer.py, _prepare_inputs",
+            "`rollout.epochs`: a checkpoint is saved between rollouts, and the answers after it are the same again.",
+            (
+                f"{ROLLOUTS}::test_a_run_that_is_killed_between_updates_of_the_same_answers_has_the_same_bits",
+                f"{ROLLOUTS}::test_several_updates_on_the_same_answers_are_those_of_trl",
+            ),
+        ),
+        Difference(
+            "trl",
+            "With `steps_per_generation`, GRPO shuffles the answers of a group over several updates, and `dapo` "
+            "divides by the tokens of all of them.",
+            "trl/trainer/grpo_trainer.py, shuffle_sequence_dict",
+            "With `rollout.steps`, each step has whole groups, and divides by its own tokens.",
+            (f"{ROLLOUTS}::test_several_updates_on_the_same_answers_are_those_of_a_plain_loop",),
         ),
         Difference(
             "trl",

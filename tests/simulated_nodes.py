@@ -101,16 +101,18 @@ class NodesGang(LastingGang):
         self.pids = []
         self.restored.append(config["restore"] or 0)
         self.reached.append(config["restore"] or 0)
-        launch, names, pids = ForkServer.launch, self.nodes.names, self.pids
+        launch, names, pids = ForkServer.launch, self.nodes.names, [0] * world_size
 
         def on_node(process: ForkServer, /, **rank: Any) -> int:
-            rank["rank_info"]["node"] = names[rank["rank_info"]["rank"] % len(names)]
-            pids.append(launch(process, **rank))
-            return pids[-1]
+            number = rank["rank_info"]["rank"]
+            rank["rank_info"]["node"] = names[number % len(names)]
+            pids[number] = launch(process, **rank)
+            return pids[number]
 
         ForkServer.launch = on_node  # type: ignore[method-assign, assignment]
         try:
             super().start(world_size, bundle, target, config, ranks_per_group, avoid, output)
+            self.pids = pids
         finally:
             ForkServer.launch = launch  # type: ignore[method-assign]
 

@@ -53,7 +53,8 @@ class Host:
         if self._node in self._of.dead:
             return Reference(at=None)
         if name == "launch":
-            self._of.launched.append([of.value if isinstance(of, Reference) else of for of in arguments])
+            ranks, *more = (each.value if isinstance(each, Reference) else each for each in arguments)
+            self._of.launched += [[rank, *more] for rank in ranks]
             sent = (each for each in arguments if not isinstance(each, Reference))
             self._of.sent += sum(len(pickle.dumps(each)) for each in sent)
         return Reference((self._node, f"at-{self._node}") if name == "location" else {}, self._at)
@@ -68,11 +69,12 @@ class StandInRay:
         sent: bytes of arguments of launches, and of objects that were put.
         launched: the arguments of each launch.
         dead: names of nodes that do not answer.
+        actors: how many were made.
     """
 
     def __init__(self, groups: int, ranks: int) -> None:
         self.clock = Clock()
-        self.queries = self.sent = 0
+        self.queries = self.sent = self.actors = 0
         self.launched: list[list[Any]] = []
         self.dead: set[str] = set()
         self.names = [f"node-{number:05d}" for number in range(groups)]
@@ -106,6 +108,7 @@ class StandInRay:
         """See `ray.remote`. The strategy of an actor is its placement group."""
 
         def options(scheduling_strategy: Any, **_: Any) -> Any:
+            self.actors += 1
             return SimpleNamespace(remote=lambda *_: Host(self, scheduling_strategy.node))
 
         return SimpleNamespace(options=options)

@@ -48,6 +48,11 @@ def evaluates(config: dict[str, Any], link: WorkerContext) -> str:
     return wait(config, link)
 
 
+def gpus(config: dict[str, Any], link: WorkerContext) -> str:
+    """Return the GPUs that this process may see."""
+    return os.environ["CUDA_VISIBLE_DEVICES"]
+
+
 def wait(config: dict[str, Any], link: WorkerContext) -> str:
     """Go on until asked to stop."""
     link.report(1)

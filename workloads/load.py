@@ -174,8 +174,8 @@ def load(
         config = _completed(config, vocabulary, sequence_length)
     if layer_drop and config.moe:
         raise WorkloadError(
-            "workload.layer_drop skips layers of single samples, and routers balance experts over all of them; "
-            "set it to 0"
+            "workload.layer_drop skips layers for each sample separately, but routers balance experts over all "
+            "samples; set it to 0"
         )
     config = replace(
         config,
@@ -197,7 +197,7 @@ def _check_noise(model: str, config: Description, embedding_noise: float) -> Non
     supports_noise = isinstance(config, TransformerConfig) and config.architecture != "encoder-decoder"
     if embedding_noise and not supports_noise:
         raise WorkloadError(
-            f"workload.embedding_noise is for encoders and decoders of this project's own, and {model} is none; set it "
+            f"workload.embedding_noise needs an encoder or a decoder of this project, and {model} is neither; set it "
             "to 0"
         )
 
@@ -237,16 +237,19 @@ def _check_class_options(
 ) -> None:
     """Raise WorkloadError for options that an unchanged transformers class does not support."""
     if begin is not None:
-        raise WorkloadError(f"{model} is run as a class of transformers; name its weights in workload.model")
+        raise WorkloadError(
+            f"{model} runs as a class of transformers; name the folder with its weights in workload.model, not in "
+            "init_from"
+        )
     if layer_drop:
         raise WorkloadError(
-            f"layers are skipped in classes of this project's own, and {model} is run as a class of transformers; "
-            "set workload.layer_drop to 0"
+            f"workload.layer_drop needs a class of this project, and {model} runs as a class of transformers; "
+            "set it to 0"
         )
     if attention_dropout:
         raise WorkloadError(
-            f"attention has dropout in classes of this project's own, and {model} is run as a class of "
-            "transformers; set workload.attention_dropout to 0"
+            f"workload.attention_dropout needs a class of this project, and {model} runs as a class of "
+            "transformers; set it to 0"
         )
 
 
@@ -339,8 +342,8 @@ def _check(
     window = config.window if isinstance(config, TransformerConfig) else 0
     if objective in OUT_OF_ORDER and 0 < window < sequence_length:
         raise WorkloadError(
-            f"{objective} lays what it predicts behind the text, where the window of {window} of {model} hides the "
-            "text from it; set window to 0, or take another objective"
+            f"{objective} puts its targets after the text, and the attention window of {window} of {model} hides the "
+            "text from them; set window to 0, or take another objective"
         )
     limited = isinstance(config, HuggingFaceModel) or config.positions == "learned"
     if objectives.compares(objective):  # each of the two answers starts at position 0

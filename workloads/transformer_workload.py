@@ -310,7 +310,7 @@ class TransformerWorkload:
         from workloads.hf.convert.write_folder import hf_weights
 
         if self.config.generator:
-            raise WorkloadError("a pair of two networks is exported in full precision")
+            raise WorkloadError("a generator and its discriminator can be exported only in full precision")
         return hf_weights(self.config, shapes_of(self.config), chosen)
 
     def check_hf(self) -> None:
@@ -331,8 +331,8 @@ class TransformerWorkload:
         )
         if ends_in_eos:
             raise WorkloadError(
-                "transformers finds the last token of a text by the padding behind it, and this tokenizer pads with "
-                "the token that ends a text; add a separate pad token, or set checkpoint.export to null"
+                "cannot export: transformers finds the last token of a text by its padding, and this tokenizer pads "
+                "with its end token; add a separate pad token, or set checkpoint.export to null"
             )
 
     def to_hf(self, read: Callable[[str], Tensor], folder: str) -> None:

@@ -216,11 +216,15 @@ class Objective(Protocol):
         """Return how the objective divides the text into samples."""
 
     def collate(self, read: Text, ids: Sequence[int], turn: int) -> Batch:
-        """Return a batch of the samples `ids`, read by `read(id)`. It may read other samples too (a random next
-        sentence).
+        """Return a batch of samples. It may read other samples too (a random next sentence).
 
-        `turn` is how many times these samples have been read before. The label of positions that are not predicted is
-        -100.
+        Args:
+            read: returns the tokens of a sample by its id.
+            ids: the ids of the samples.
+            turn: how many times these samples have been read before.
+
+        Returns:
+            The arrays by name, [B, ...] each. Positions that are not predicted have the label -100.
         """
 
     def is_cut(self, record: np.ndarray, /) -> bool:
@@ -284,12 +288,22 @@ class Workload(Protocol):
         """
 
     def initial(self, name: str, seed: int) -> Tensor:
-        """Return the initial value of the parameter or buffer `name`, fp32 on CPU, from (seed, name) alone."""
+        """Return an initial value, fp32 on CPU. It depends on (seed, name) alone.
+
+        Args:
+            name: the name of a parameter or buffer.
+            seed: the seed of the run.
+        """
 
     def stored(self, name: str, seed: int) -> StoredTensor | None:
-        """Return the tensor `name` as one that can be read in parts, with the same values as `initial`.
+        """Return a tensor that can be read in parts, with the same values as `initial`.
 
-        It is a stored initial weight or a random tensor. None if only `initial` provides the values.
+        Args:
+            name: the name of a parameter or buffer.
+            seed: the seed of the run.
+
+        Returns:
+            A stored initial weight or a random tensor. None if only `initial` provides the values.
         """
 
     @property
@@ -310,14 +324,29 @@ class Workload(Protocol):
         """Return the parameters before the first layer, and all tables of which a token reads a row."""
 
     def loss(self, model: nn.Module, batch: Batch) -> Loss:
-        """Run the forward pass and return the loss of one micro-batch."""
+        """Run the forward pass and return the loss of one micro-batch.
+
+        Args:
+            model: the module that `build` returned, or a divided copy of it.
+            batch: the arrays of the micro-batch by name, [B, ...] each.
+        """
 
     def criterion(self, output: Any, batch: Batch, of_tokens: Callable[[Tensor, Tensor], Loss] = ...) -> Loss:
-        """Return the loss of a forward pass's output. `of_tokens(logits, labels)` computes the token loss."""
+        """Return the loss of a forward pass's output.
+
+        Args:
+            output: what the model returned for the batch.
+            batch: the arrays of the micro-batch by name, [B, ...] each.
+            of_tokens: computes the token loss from (logits, labels); replaced where logits are sharded over the
+                vocabulary.
+        """
 
     def balance(self, model: nn.Module, routed: Mapping[str, Tensor]) -> None:
-        """Update the routers' biases after an optimizer step. `routed` is the result of `routing`, summed over all
-        ranks.
+        """Update the biases of routers after an optimizer step.
+
+        Args:
+            model: the module.
+            routed: the result of `routing`, summed over all ranks.
         """
 
     def routing(self, model: nn.Module) -> Mapping[str, Tensor]:
@@ -381,9 +410,11 @@ class Workload(Protocol):
         """Return whether a sample's loss depends on the features of the whole global batch."""
 
     def compared(self, features: Tensor, counted: Tensor) -> Tensor:
-        """Return the losses, [G], of compared samples: features fp32 [G, E], counted bool [G].
+        """Return the losses of compared samples, [G]. Only for a workload that `compares`.
 
-        Only for a workload that `compares`.
+        Args:
+            features: the features of the global batch, fp32 [G, E].
+            counted: bool [G]; False for rows that only fill up a batch.
         """
 
     @property
@@ -419,4 +450,12 @@ class Workload(Protocol):
         """Raise WorkloadError if `to_hf` could not write this model, whatever its weights."""
 
     def to_hf(self, read: Callable[[str], Tensor], folder: str) -> None:
-        """Write config.json and model.safetensors in transformers' format. `read(name)` returns a tensor."""
+        """Write config.json and model.safetensors in transformers' format.
+
+        Args:
+            read: returns a tensor of the model by its name.
+            folder: a local folder.
+
+        Raises:
+            WorkloadError: transformers has no such model.
+        """

@@ -75,11 +75,11 @@ class Submission:
         return self.state not in (PENDING, RUNNING)
 
     def came_after(self, written: float | None) -> bool:
-        """Whether it was submitted after something was `written`, in unix seconds.
+        """Whether it was submitted after something was `written`, in unix seconds. True of a job that has not started.
 
         The times can be compared, because controllers run on the cluster's head, whose clock also dates submissions.
         """
-        return (written or 0.0) < (self.started or 0.0)
+        return self.started is None or (written or 0.0) < self.started
 
     def to_json(self) -> dict[str, Any]:
         """Return what `list --json` prints."""
@@ -153,7 +153,7 @@ class Jobs:
             run_dir: its run directory.
             entrypoint: its command.
             runtime_env: Ray's runtime environment.
-            priority: its priority in the queue.
+            priority: its priority in the queue; higher ones run first.
 
         Raises:
             NoCluster: the cluster accepts no jobs.

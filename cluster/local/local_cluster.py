@@ -19,7 +19,7 @@ import tempfile
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -163,7 +163,13 @@ def hosts_of(name: str) -> tuple[dict[str, Any], ...]:
         return ()
 
 
-def up(name: str, nodes: Sequence[NodeSpec], autoscaling: str = "", address: str = "") -> LocalCluster:
+def up(
+    name: str,
+    nodes: Sequence[NodeSpec],
+    autoscaling: str = "",
+    address: str = "",
+    tell: Callable[[str], None] = lambda line: None,
+) -> LocalCluster:
     """Start a head without CPUs, and nodes.
 
     Args:
@@ -171,6 +177,7 @@ def up(name: str, nodes: Sequence[NodeSpec], autoscaling: str = "", address: str
         nodes: the nodes. Their folders and addresses are assigned here.
         autoscaling: the text of Ray's autoscaling configuration, empty for none.
         address: an address of this machine that other machines reach, for a cluster without nodes on this machine.
+        tell: called with what is waited for.
 
     Raises:
         ClusterError: it did not start. Nothing is left behind.
@@ -185,7 +192,7 @@ def up(name: str, nodes: Sequence[NodeSpec], autoscaling: str = "", address: str
         (folder / "nodes").mkdir(parents=True, mode=0o700)
         try:
             with _alone(folder.parent):
-                return _up(name, folder, nodes, autoscaling, address)
+                return _up(name, folder, nodes, autoscaling, own_address=address, tell=tell)
         except BaseException:
             down(name)
             raise
@@ -231,7 +238,12 @@ def _alone(parent: Path) -> Iterator[None]:
 
 
 def _up(
-    name: str, folder: Path, nodes: Sequence[NodeSpec], autoscaling: str, own_address: str
+    name: str,
+    folder: Path,
+    nodes: Sequence[NodeSpec],
+    autoscaling: str,
+    own_address: str,
+    tell: Callable[[str], None],
 ) -> LocalCluster:
     if not user_token():
         _write_private(folder / "token", secrets.token_hex(32))
@@ -248,8 +260,13 @@ def _up(
     cluster = LocalCluster(name, str(folder), address, dashboard, network)
     record = {k: value for k, value in dataclasses.asdict(cluster).items() if k not in ("nodes", "hosts")}
     _write_private(folder / "cluster.json", json.dumps(record))
+    within = f"at most {UP_TIMEOUT:.0f} s, usually some seconds"
+    tell(f"starting the head ({within})")
     start_nodes([head])
+    if nodes:
+        tell(f"starting {len(nodes)} {'node' if len(nodes) == 1 else 'nodes'} ({within})")
     start_nodes(with_addresses(cluster, nodes))
+    tell(f"waiting for the Jobs API ({within})")
     _wait_for_jobs_api(dashboard)
     result = find(name)
     if result is None:

@@ -40,9 +40,9 @@ in seven by that second."""
 LONG_PATH = "AF_UNIX path length"
 """Part of Ray's error message if the path of its folder is too long for a socket."""
 TOO_SLOW = "timed out during startup"
-"""Part of Ray's error message if a node does not start within the 30 s that Ray waits."""
+"""Part of Ray's error message if a raylet has ended, or does not register in time."""
 WHEN_IDLE = "try again when this machine has less to do"
-"""What to do then."""
+"""The hint for a node that started too slowly."""
 NO_PORT = {"DASHBOARD_METRIC_PORT": "-1", "AUTOSCALER_METRIC_PORT": "-1"}
 """Variables that keep the metrics servers of the dashboard and the autoscaler from starting."""
 

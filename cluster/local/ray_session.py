@@ -67,8 +67,8 @@ def connected_ray(
 
     Args:
         address: the cluster, None to start an embedded one.
-        cpus: CPUs that an embedded cluster has at least.
-        gpus: GPUs that an embedded cluster has.
+        cpus: minimum number of CPUs of an embedded cluster.
+        gpus: number of GPUs of an embedded cluster.
         node: the address of the node to connect through, if several are on this machine.
         output: where Ray's messages go, standard error by default.
         packages: the packages whose functions run on the cluster. Workers import them although the working directory

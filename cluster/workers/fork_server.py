@@ -158,7 +158,7 @@ class ForkServer:
 
     def end_ranks(self) -> None:
         """Kill the running ranks, and wait until they are gone."""
-        self._request({"do": "end"})
+        end_ranks([self])
 
     def close(self) -> None:
         """End the process and its ranks. Safe to call twice."""
@@ -173,10 +173,23 @@ class ForkServer:
 
     def _request(self, message: dict[str, Any]) -> dict[str, Any]:
         self._send(message)
+        return self._answer()
+
+    def _answer(self) -> dict[str, Any]:
         line = self._file.readline()
         if not line:
             raise ConnectionResetError("the process that starts ranks has ended")
         return dict(json.loads(line))
+
+
+def end_ranks(servers: Sequence[ForkServer]) -> None:
+    """Kill the ranks of all these fork servers, and wait until they are gone. After an OSError the servers are of no
+    use any more, because an answer may be missing.
+    """
+    for server in servers:
+        server._send({"do": "end"})
+    for server in servers:
+        server._answer()
 
 
 def fork_servers(target: str, count: int) -> list[ForkServer]:
@@ -204,7 +217,8 @@ def main() -> None:
     target, *descriptors = sys.argv[1:]
     control, *others = (socket.socket(fileno=int(number)) for number in descriptors)
     parent = os.getpid()
-    import_for_ranks(target)
+    if others:
+        import_for_ranks(target)
     for other in others:
         if not os.fork():
             try:
@@ -215,7 +229,7 @@ def main() -> None:
                 os._exit(0)
     for other in others:
         other.close()
-    serve(control, control.makefile("r"))
+    serve(control, control.makefile("r"), imports=not others)
 
 
 def _serve_copy(control: socket.socket, parent: int) -> None:
@@ -223,13 +237,17 @@ def _serve_copy(control: socket.socket, parent: int) -> None:
     from cluster.workers.rank_process import die_with_parent
 
     die_with_parent(parent)
-    serve(control, control.makefile("r"))
+    serve(control, control.makefile("r"), imports=False)
 
 
-def serve(control: socket.socket, lines: Iterable[str]) -> None:
-    """Serve the requests in `lines`, which are read from the socket `control`, until it is closed."""
+def serve(control: socket.socket, lines: Iterable[str], imports: bool = True) -> None:
+    """Serve the requests in `lines`, which are read from the socket `control`, until it is closed.
+
+    `imports` says whether to import what the first line names, unless that is done.
+    """
     first = json.loads(next(iter(lines)))
-    import_for_ranks(first["import"])
+    if imports:
+        import_for_ranks(first["import"])
     starter = _Starter(control, first["import"] if first["stands_by"] else "")
     ranks, exit_codes = starter.ranks, dict[int, int]()
     for line in lines:

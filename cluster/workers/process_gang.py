@@ -11,7 +11,7 @@ from collections.abc import Callable, Set
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from cluster.workers.fork_server import ForkServer, fork_servers
+from cluster.workers.fork_server import ForkServer, end_ranks, fork_servers
 from cluster.workers.gang import Bundle, Cause, GangStatus, RankStatus
 from cluster.workers.heartbeat import HeartbeatServer
 from cluster.workers.rank_output import FLUSH_TIMEOUT, TRACE, OutputTarget, RankOutput, log_of
@@ -122,9 +122,8 @@ class ProcessGang:
 
     def stop(self) -> None:
         """See `Gang.stop`."""
-        try:  # all at once: a rank whose peer ends earlier would report that
-            with ThreadPoolExecutor(MOST_SERVERS, "end") as pool:
-                list(pool.map(ForkServer.end_ranks, self._fork_servers))
+        try:
+            end_ranks(self._fork_servers)  # all at once: a rank whose peer ends earlier would report that
         except OSError:
             self._close_fork_servers()
         for output in self._outputs:

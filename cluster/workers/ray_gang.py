@@ -84,7 +84,7 @@ class RayGang:
         self._advance(
             wait=0.0
         )  # pending groups occupy nodes too, and nothing else advances them between attempts
-        workers = sum(len(group.hosts) for group in self._healthy(avoid) if group.spec.bundle == bundle)
+        workers = sum(len(group.locations) for group in self._healthy(avoid) if group.spec.bundle == bundle)
         workers += sum(pending.granted for pending in self._pending if pending.spec.bundle == bundle)
         return workers + nodes.free_workers(bundle, avoid | self._suspected_nodes())
 
@@ -140,7 +140,7 @@ class RayGang:
 
     def ready(self) -> int:
         """See `Gang.ready`."""
-        return sum(len(group.hosts) for group in self._groups)
+        return sum(len(group.locations) for group in self._groups)
 
     def lost_nodes(self) -> Set[str]:
         """See `Gang.lost_nodes`."""
@@ -166,15 +166,17 @@ class RayGang:
         if rank >= len(self._slots):
             return ""
         group, index = self._slots[rank]
+        host, place = group.host_of(index)
         try:
-            return str(ray.get(group.hosts[index].output.remote(), timeout=OUTPUT_TIMEOUT))
+            return str(ray.get(host.output.remote(place), timeout=OUTPUT_TIMEOUT))
         except RayError:
             return ""
 
     def print_stacks(self) -> None:
         """See `Gang.print_stacks`."""
         self._heartbeats.broadcast({"hangs": True})
-        answers = [group.hosts[index].print_stacks.remote() for group, index in self._slots]
+        groups = dict.fromkeys(group for group, _ in self._slots)
+        answers = [host.print_stacks.remote() for group in groups for host in group.hosts]
         if answers:
             ray.wait(answers, num_returns=len(answers), timeout=OUTPUT_TIMEOUT)
 
@@ -388,30 +390,39 @@ class RayGang:
         token = self._heartbeats.expect([address for _, address in locations])
         _, master = locations[0]
         local_ranks: dict[str, int] = {}
-        launches = []
-        shared_config = ray.put(config)
-        for number, ((group, index), (node, address)) in enumerate(zip(self._slots, locations, strict=True)):
+        ranks = []
+        for number, (node, address) in enumerate(locations):
             local_rank = local_ranks[node] = local_ranks.get(node, -1) + 1
             rank_info = RankInfo(
                 rank=number, world_size=len(locations), local_rank=local_rank, host=master, node=address
             )
-            rank = {
-                "rank_info": dataclasses.asdict(rank_info),
-                "target": target,
-                "server": self._heartbeats.address,
-                "token": token,
-            }
-            launches.append(group.hosts[index].launch.remote(rank, shared_config, output))
-        for (group, _), (_, address), reference in zip(self._slots, locations, launches, strict=True):
+            ranks.append(
+                {
+                    "rank_info": dataclasses.asdict(rank_info),
+                    "target": target,
+                    "server": self._heartbeats.address,
+                    "token": token,
+                }
+            )
+        shared_config = ray.put(config)
+        launches = []
+        for first, (group, index) in enumerate(self._slots):
+            host, place = group.host_of(index)
+            if not place:  # the first rank of its actor, which starts all of its ranks
+                of_host = ranks[first : first + len(group.locations) // len(group.hosts)]
+                launches.append((group, index, host.launch.remote(of_host, shared_config, output)))
+        for group, index, reference in launches:
             try:
                 ray.get(reference, timeout=LAUNCH_TIMEOUT)
             except RayError as error:
                 self._discard_lost(group)
+                address = group.locations[index][1]
                 raise TimeoutError(f"a worker on {address} did not start: {first_line(error)}") from None
 
     def _cause(self, rank: RankStatus) -> tuple[Cause, str]:
         """Return why a rank is dead, and a line for people: how its process ended, or that its node does not answer."""
         group, index = self._slots[rank.rank]
+        host, place = group.host_of(index)
         limit = self._group_spec.bundle.limits.end
         # Ranks of a dead node are asked about one by one, and the first one has waited for an answer of the node.
         is_suspected = group.locations[index][0] in self._suspected_nodes()
@@ -419,7 +430,7 @@ class RayGang:
         deadline = time.monotonic() + limit
         try:
             while time.monotonic() < deadline:
-                if cause := ray.get(group.hosts[index].cause.remote(rank.pid), timeout=answer_timeout):
+                if cause := ray.get(host.cause.remote(place, rank.pid), timeout=answer_timeout):
                     if cause.end == "lost":
                         self._discard_lost(group)
                     return cause, cause.text or "the process that starts ranks has ended"

@@ -16,7 +16,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 PORTS = ("metrics_agent_port", "metrics_export_port", "dashboard_agent_listen_port")
@@ -70,8 +70,11 @@ UPLOAD_LOGGERS = ("ray._private.runtime_env.packaging", "ray._private.runtime_en
 """Ray's loggers of package uploads. If their names change, every `submit` logs its uploads."""
 MAIN_PROCESSES = ("raylet", "gcs_server")
 """Ray's names for the processes that a node cannot live without."""
-REGISTERED = 10.0
-"""Seconds of frequent checks for a new raylet; after that Ray's own slow checks take over."""
+REGISTERED = 110.0
+"""Seconds to wait until a new raylet is registered, as long as it lives. Ray itself gives up after 30 s, which a busy
+machine may take."""
+OFTEN = 10.0
+"""Seconds of frequent checks; after that there is one a second."""
 SESSION, AGENT = "--session_dir=", "--dashboard_agent_command="
 ENVIRONMENTS = "--runtime_env_agent_command="
 """Arguments of a raylet: the session's folder, and the commands of the two agents that it starts."""
@@ -215,34 +218,56 @@ def lean_start() -> Iterator[None]:
     start = services.start_ray_process
     idle = lambda command, *others, **named: start(_without_agents(command), *others, **named)  # noqa: E731
     unasked = lambda: None  # noqa: E731  # avoids imports for the dashboard's agent
-    get = services.get_node
-
-    def soon(gcs_address: str, node_id: str) -> Any:
-        _await_node(gcs_address, node_id)
-        return get(gcs_address, node_id)
-
     apart = functools.partial(services.ConsolePopen, process_group=0)
 
     with (
         _replaced(parameter.RayParams, __init__=begin),
         _replaced(node.Node, start_api_server=no_server),
-        _replaced(services, start_ray_process=idle, get_node=soon, ConsolePopen=apart),
+        _replaced(services, start_ray_process=idle, get_node=_awaited(services.get_node), ConsolePopen=apart),
         _replaced(utils, get_dashboard_dependency_error=unasked),
     ):
         yield
 
 
+def _awaited(get_node: Callable[[str, str], Any]) -> Callable[[str, str], Any]:
+    """Return Ray's `get_node` for a node that this process is starting: it waits for the node first.
+
+    Without it a start fails on a machine that is so busy that a raylet takes 30 s.
+    """
+
+    def get(gcs_address: str, node_id: str) -> Any:
+        _await_node(gcs_address, node_id)
+        return get_node(gcs_address, node_id)
+
+    return get
+
+
 def _await_node(gcs_address: str, node_id: str) -> None:
-    """Wait up to REGISTERED seconds until a node is registered. Ray itself checks only once a second."""
+    """Wait until a node is registered, up to REGISTERED seconds and as long as its raylet lives.
+
+    Ray's own checks follow. They come once a second only.
+    """
     from ray._private import services, state
 
     global_state = state.GlobalState()
-    deadline = time.monotonic() + REGISTERED
+    begin = time.monotonic()
     global_state._initialize_global_state(services._get_gcs_client_options(gcs_address))
-    while (
-        all(each["NodeID"] != node_id for each in global_state.node_table()) and time.monotonic() < deadline
-    ):
-        time.sleep(0.02)
+    while all(each["NodeID"] != node_id for each in global_state.node_table()):
+        waited = time.monotonic() - begin
+        if waited > REGISTERED or (waited > OFTEN and not _has_raylet()):
+            return
+        time.sleep(0.02 if waited < OFTEN else LOOK)
+
+
+def _has_raylet() -> bool:
+    """Return whether a raylet that this process started lives."""
+    import psutil
+
+    for process in psutil.Process().children():
+        with contextlib.suppress(psutil.Error):
+            if process.name() == "raylet" and process.status() != psutil.STATUS_ZOMBIE:
+                return True
+    return False
 
 
 def _without_agents(command: list[str]) -> list[str]:
@@ -284,7 +309,9 @@ class RayNode:
         from ray._private.parameter import RayParams
         from ray._private.utils import write_ray_address
 
-        self._node: Any = Node(RayParams(**options), head=head, shutdown_at_exit=False, spawn_reaper=True)
+        with _replaced(services, get_node=_awaited(services.get_node)):
+            parameters = RayParams(**options)
+            self._node: Any = Node(parameters, head=head, shutdown_at_exit=False, spawn_reaper=True)
         self.address = str(self._node.gcs_address)
         services.wait_for_node(self.address, self._node.plasma_store_socket_name, NODE_TIMEOUT)
         # Where jobs look for their cluster; without it they would take any head that runs on this machine.

@@ -1,7 +1,8 @@
 """Worker groups: where the ranks of a Ray gang run.
 
-A worker group is a placement group with one actor in each bundle. The actor has its own fork server, with which it
-starts the rank of one attempt after another.
+A worker group is a placement group with one actor in each bundle. On one node it is one bundle of all ranks, so large
+jobs have one actor for each node. Spread over nodes it is a bundle for each rank. An actor has a fork server for each
+of its ranks, with which it starts the rank of one attempt after another.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterable, Sequence, Set
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -26,14 +28,17 @@ from ray.util.placement_group import (
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from cluster.workers import nodes, shared_imports
-from cluster.workers.fork_server import ForkServer
+from cluster.workers.fork_server import ForkServer, end_ranks
 from cluster.workers.gang import Bundle, Cause
 from cluster.workers.rank_output import FLUSH_TIMEOUT, TRACE, OutputTarget, RankOutput, log_of
 from cluster.workers.rank_process import FENCE_TIMEOUT
+from cluster.workers.shared_imports import SharedImports
 
 CONNECT_INTERVAL = 5.0
 """Seconds between attempts to connect to the head, and the timeout of each."""
 
+VISIBLE = "CUDA_VISIBLE_DEVICES"
+"""The environment variable in which Ray names the GPUs of an actor."""
 ANSWER_TIMEOUT = 1.0
 """Seconds to wait for an answer of a worker's actor or of a node's raylet, which takes milliseconds normally."""
 
@@ -54,24 +59,43 @@ def wait_until_unreachable(
         time.sleep(interval)
 
 
-class WorkerHost:
-    """The actor in a bundle. It starts ranks by a fork server and reports how they end; it imports nothing heavy."""
+class _Slot:
+    """One rank's place in a `WorkerHost`: its fork server, and the rank of the present attempt."""
 
-    def __init__(self, target: str, stands_by: bool = False, shared: str = "") -> None:
-        """Start the fork server.
+    def __init__(self, fork_server: ForkServer) -> None:
+        self.fork_server = fork_server
+        self.output: RankOutput | None = None
+        self.pid = 0
+
+    def launch(self, rank: dict[str, Any], config: dict[str, Any], output: OutputTarget | None) -> int:
+        """Fork the rank, see `WorkerHost.launch`, and return its process id."""
+        self.output = RankOutput(log_of(rank["rank_info"]["rank"]), output)
+        self.pid = self.fork_server.launch(**rank, config=config, output=self.output.path)
+        return self.pid
+
+
+class WorkerHost:
+    """The actor in a bundle. It starts ranks by fork servers and reports how they end; it imports nothing heavy."""
+
+    def __init__(self, target: str, ranks: int = 1, stands_by: bool = False, shared: str = "") -> None:
+        """Start the fork servers.
 
         Args:
             target: the entry point whose module is imported.
+            ranks: how many ranks run here at a time. Each gets its share of the GPUs that this actor has.
             stands_by: see `ForkServer`.
-            shared: the name of the node's process from which the fork server is forked, empty for a fresh one.
+            shared: the name of the node's process from which fork servers are forked, empty for fresh ones.
         """
-        connection = None
-        self._shared_imports = None
-        if shared and shared_imports.is_supported():
-            connection, self._shared_imports = shared_imports.connect(shared, target)
-        self._fork_server = ForkServer(target, stands_by, connection=connection)
-        self._output: RankOutput | None = None
-        self._pid = 0
+        self._shared_imports: list[SharedImports | None] = []
+        self._slots: list[_Slot] = []
+        for gpus in shares(os.environ.get(VISIBLE, ""), ranks):
+            if gpus:
+                os.environ[VISIBLE] = gpus  # inherited by the fork server, its standby and its ranks
+            connection = None
+            if shared and shared_imports.is_supported():
+                connection, started = shared_imports.connect(shared, target)
+                self._shared_imports.append(started)
+            self._slots.append(_Slot(ForkServer(target, stands_by, connection=connection)))
         head = ray.get_runtime_context().gcs_address
         threading.Thread(target=self._exit_when_cut_off, args=(head,), name="fence", daemon=True).start()
 
@@ -84,51 +108,69 @@ class WorkerHost:
         """Return the id and the address of its node."""
         return ray.get_runtime_context().get_node_id(), ray.util.get_node_ip_address()
 
-    def launch(self, rank: dict[str, Any], config: dict[str, Any], output: OutputTarget | None) -> int:
-        """Kill the previous rank, fork the next one, and return its process id. Its output is copied to `output`.
+    def launch(
+        self, ranks: Sequence[dict[str, Any]], config: dict[str, Any], output: OutputTarget | None
+    ) -> list[int]:
+        """Kill the previous ranks, fork the next ones at the same time, and return their process ids.
 
         Args:
-            rank: the arguments of `rank_process.run` that only this rank has.
+            ranks: for each rank, the arguments of `rank_process.run` that only it has.
             config: the configuration of all ranks, which Ray brings to each node once.
             output: see `RankOutput`.
         """
         self.end_ranks()
-        self._output = RankOutput(log_of(rank["rank_info"]["rank"]), output)
-        self._pid = self._fork_server.launch(**rank, config=config, output=self._output.path)
-        return self._pid
+        with ThreadPoolExecutor(len(ranks), "launch") as pool:
+            launches = [
+                pool.submit(slot.launch, rank, config, output)
+                for slot, rank in zip(self._slots, ranks, strict=True)
+            ]
+        return [launch.result() for launch in launches]
 
     def end_ranks(self) -> None:
-        """Kill the rank. Raises OSError if the fork server is gone; the rank ended with it."""
+        """Kill the ranks. Raises OSError if a fork server is gone; its rank ended with it."""
         try:
-            self._fork_server.end_ranks()
+            end_ranks([slot.fork_server for slot in self._slots])
         finally:
-            if self._output is not None:
-                self._output.close()
+            for slot in self._slots:
+                if slot.output is not None:
+                    slot.output.close()
 
-    def output(self) -> str:
-        """Return the last output of the rank."""
-        return self._output.tail() if self._output is not None else ""
+    def output(self, index: int) -> str:
+        """Return the last output of a rank."""
+        output = self._slots[index].output
+        return output.tail() if output is not None else ""
 
     def print_stacks(self) -> None:
-        """Make the rank print the Python stacks of its threads."""
-        if self._pid and self._pid not in self.exits():
-            os.kill(self._pid, TRACE)
+        """Make the ranks print the Python stacks of their threads."""
+        for slot in self._slots:
+            with contextlib.suppress(OSError):  # its fork server is gone
+                if slot.pid and slot.pid not in slot.fork_server.exits():
+                    os.kill(slot.pid, TRACE)
 
     def finish_output(self) -> None:
-        """Wait up to FLUSH_TIMEOUT until all output of a rank that has ended is copied."""
-        if self._output is not None:
-            self._output.join(FLUSH_TIMEOUT)
+        """Wait up to FLUSH_TIMEOUT until all output of ranks that have ended is copied."""
+        end = time.monotonic() + FLUSH_TIMEOUT
+        for slot in self._slots:
+            if slot.output is not None:
+                slot.output.join(max(end - time.monotonic(), 0.0))
 
     def exits(self) -> dict[int, int]:
-        """See `ForkServer.exits`."""
-        return self._fork_server.exits()
+        """See `ForkServer.exits`. Waits for the imports of all fork servers."""
+        return {pid: code for slot in self._slots for pid, code in slot.fork_server.exits().items()}
 
-    def cause(self, pid: int) -> Cause | None:
-        """Return how the rank with that process id ended, None while it runs; "lost" if the fork server is gone too."""
+    def cause(self, index: int, pid: int) -> Cause | None:
+        """Return how the rank with that process id ended, None while it runs; "lost" if its fork server is gone too."""
         try:
-            return self._fork_server.cause(pid)
+            return self._slots[index].fork_server.cause(pid)
         except OSError:
             return Cause("lost", name="fork server")
+
+
+def shares(gpus: str, ranks: int) -> list[str]:
+    """Return each rank's part of these GPUs, named as in CUDA_VISIBLE_DEVICES; empty parts if there are too few."""
+    names = gpus.split(",")
+    each = len(names) // ranks
+    return [",".join(names[each * rank : each * (rank + 1)]) for rank in range(ranks)]
 
 
 class GroupSpec(NamedTuple):
@@ -149,9 +191,14 @@ class WorkerGroup:
     group: PlacementGroup
     spec: GroupSpec
     hosts: tuple[Any, ...]
-    """The handles of the actors (`WorkerHost`)."""
+    """The handles of the actors (`WorkerHost`): one, or one for each rank."""
     locations: tuple[tuple[str, str], ...]
-    """The (node id, address) of each actor."""
+    """The (node id, address) of each rank."""
+
+    def host_of(self, index: int) -> tuple[Any, int]:
+        """Return the actor of the rank at an index of the group, and the rank's index in that actor."""
+        each = len(self.locations) // len(self.hosts)
+        return self.hosts[index // each], index % each
 
     def release(self) -> None:
         """Kill the actors and free their resources."""
@@ -220,10 +267,12 @@ class PendingGroup:
         labels = dict(bundle.labels)
         if avoided:
             labels["ray.io/node-id"] = f"!in({','.join(avoided)})"
+        self._shares = [ranks] if fits_one_node else [1] * ranks
+        """The number of ranks of each actor."""
         self.group = placement_group(
-            [bundle.resources] * ranks,
+            [{key: share * value for key, value in bundle.resources.items()} for share in self._shares],
             strategy="STRICT_PACK" if fits_one_node else "PACK",
-            bundle_label_selector=[labels] * ranks if labels else None,
+            bundle_label_selector=[labels] * len(self._shares) if labels else None,
         )
         self.spec = spec
         self._shared = shared
@@ -245,17 +294,18 @@ class PendingGroup:
         if not self._hosts and ray.wait([self._ready], timeout=0)[0]:
             remote: Any = ray.remote(WorkerHost)
             bundle = self.spec.bundle
-            for number in range(self.spec.ranks):
+            for number, share in enumerate(self._shares):
                 strategy = PlacementGroupSchedulingStrategy(self.group, number)
                 worker = remote.options(
-                    num_cpus=bundle.cpu, num_gpus=bundle.gpu, scheduling_strategy=strategy
+                    num_cpus=share * bundle.cpu, num_gpus=share * bundle.gpu, scheduling_strategy=strategy
                 )
-                self._hosts.append(worker.remote(self.spec.target, bundle.stands_by, self._shared))
+                self._hosts.append(worker.remote(self.spec.target, share, bundle.stands_by, self._shared))
             self._answers = [host.location.remote() for host in self._hosts]
             self._answers += [host.exits.remote() for host in self._hosts]
         if not self._hosts or ray.wait(self._answers, num_returns=len(self._answers), timeout=0)[1]:
             return None
-        locations = tuple(tuple(location) for location in ray.get(self._answers[: self.spec.ranks]))
+        found = zip(ray.get(self._answers[: len(self._hosts)]), self._shares, strict=True)
+        locations = tuple(tuple(location) for location, share in found for _ in range(share))
         return WorkerGroup(self.group, self.spec, hosts=tuple(self._hosts), locations=locations)
 
     def late_nodes(self) -> Set[str]:
@@ -267,8 +317,8 @@ class PendingGroup:
             if self._answers
             else set()
         )
-        ranks = range(self.spec.ranks)
-        late = [n for n in ranks if not ready.issuperset(self._answers[n :: self.spec.ranks])]
+        hosts = len(self._shares)
+        late = [n for n in range(hosts) if not ready.issuperset(self._answers[n::hosts])]
         return {addresses.get(places.get(n, ""), "a node that is gone") for n in late}
 
     def release(self) -> None:
@@ -278,7 +328,7 @@ class PendingGroup:
     @property
     def granted(self) -> int:
         """The number of ranks whose resources it occupies; 0 until Ray grants its placement group."""
-        return len(self._hosts)
+        return self.spec.ranks if self._hosts else 0
 
 
 def release(group: PlacementGroup, hosts: Iterable[Any]) -> None:

@@ -23,7 +23,15 @@ class BackgroundRun:
     """`orchestrator run` as a child process. It goes on when this process ends."""
 
     def __init__(self, job: Job, run: RunDir, address: str | None, until: int | None, priority: int) -> None:
-        """Start the command. `address` is the cluster, None to start Ray on this machine."""
+        """Start the command.
+
+        Args:
+            job: the job to train.
+            run: the run directory.
+            address: the address of a Ray cluster; None to start Ray on this machine.
+            until: end after this step, with a checkpoint; None to train to the end.
+            priority: the priority in the cluster's queue; higher ones run first.
+        """
         words = [sys.executable, "-P", "-m", "orchestrator", "run", "/dev/stdin", "--run-dir", run.uri]
         words += ["--progress", "none"]
         words += ["--address", address] if address is not None else []

@@ -48,9 +48,15 @@ class CommitOfRun:
         self.model = spec.workload.model
 
     def on_text(self, texts: dict[str, str], address: str | None) -> EvaluationRow:
-        """Return the metrics on the job's held-out sets and on these files by name. What is not prepared is, with Ray.
+        """Return the metrics on the job's held-out sets and on these files. Text that is not prepared yet is prepared
+        with Ray.
 
-        Raises InputError.
+        Args:
+            texts: a path or glob of text files for each name of a set.
+            address: the address of the Ray cluster that prepares the text; None to start Ray on this machine.
+
+        Raises:
+            InputError: the files or the data of the run cannot be used.
         """
         spec = parse(self.with_sets(texts), self._where)
         sets: dict[str, str] = {}
@@ -68,9 +74,19 @@ class CommitOfRun:
     def says(
         self, prompts: Sequence[str], tokens: int, sampling: Sampling, bare: bool
     ) -> tuple[list[str], bool]:
-        """Return its text after each prompt, and whether the prompts were a user's messages. `bare` prompts are not.
+        """Let the model continue prompts.
 
-        Raises InputError.
+        Args:
+            prompts: the texts to continue.
+            tokens: maximum number of tokens of each continuation.
+            sampling: how tokens are drawn.
+            bare: whether to give the model each prompt as it is, without the chat template.
+
+        Returns:
+            The text after each prompt, and whether the prompts were given as a user's messages.
+
+        Raises:
+            InputError: the model reads no text, or a prompt cannot be used.
         """
         if self._spec.data.samples is not None:
             problem = "a model of own samples cannot continue text"
@@ -109,11 +125,11 @@ class CommitOfRun:
         document["evaluate"] = document["evaluate"] or {}
         sets = document["evaluate"].setdefault("sets", {})
         if texts and data.samples is not None:
-            raise InputError("the run reads samples of its own and no text", self._where, "leave it out")
+            raise InputError("the run reads own samples, not text", self._where, "leave it out")
         if texts:
             field = document["data"]["sources"][0]["field"]
             sets |= {name: {"sources": [{"uri": uri, "field": field}]} for name, uri in texts.items()}
         if not sets and data.validation is None and not document["evaluate"].get("samples"):
             hint = "name some files, as in wiki='wiki/*.txt'"
-            raise InputError("the run holds no text out", self._where, hint)
+            raise InputError("the run has no held-out text", self._where, hint)
         return document

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from orchestrator.api.job import Job
-from orchestrator.api.place import place_of, run_directory
+from orchestrator.api.place import existing_run, run_directory
 from orchestrator.checkpoint.commit_store import Store
 from orchestrator.checkpoint.identity import read_job
 from orchestrator.checkpoint.manifest import CorruptCommit
@@ -20,7 +20,7 @@ from orchestrator.config.paths import absolute
 from orchestrator.config.spec import JobSpec
 from orchestrator.launch.active_controller import Signs, ask_to_stop, not_driven
 from orchestrator.observe.last_status import last_status, state_of
-from orchestrator.storage.row_line import EVALS, EVENTS, METRICS, TRIALS, Row
+from orchestrator.storage.row_line import EVALS, EVENTS, METRICS, Row
 from orchestrator.storage.run_directory import RunDir
 
 if TYPE_CHECKING:
@@ -54,6 +54,13 @@ class Run:
         job: JobSpec,
         submission: tuple[Jobs | BackgroundRun, Submission] | None = None,
     ) -> None:
+        """Open a run.
+
+        Args:
+            directory: the run directory.
+            job: the job of the run.
+            submission: the submission or background process that this process has started; None for other runs.
+        """
         self._directory = directory
         self._spec = job
         self._submission = submission
@@ -162,14 +169,29 @@ class Run:
         group: int | Literal["row"] | None = None,
         activations: Literal["none", "dynamic"] | None = None,
         mean_bits: float | None = None,
+        max_bytes: int | None = None,
     ) -> str:
-        """Export a commit, the newest sound one by default, and return where: a folder that transformers loads, or of
-        an own model (form safetensors) its weights under its own names.
-        raw: the weights of training where the job has an average of them.
-        form, names, numbers, quantize, group, activations and mean_bits: another format, as the options of
-        `checkpoint export`.
+        """Export a commit to a folder: a model for transformers, or with form safetensors an own model under its own
+        names.
 
-        Raises InputError if there is no such commit or format, or `to` holds something else.
+        Args:
+            to: the folder; by default `export` in the run directory.
+            step: the step of the commit; by default that of the newest sound one.
+            raw: whether to export the weights of training instead of their average, if the job has one.
+            form: the form of the export, such as hf, adapter, dcp or gguf; by default that of the job.
+            names: the names of the tensors in a dcp export.
+            numbers: the format of the matrices in a gguf or onnx export.
+            quantize: the integer format of the weights in an hf export.
+            group: number of weights that share a scale, or row for one scale per row.
+            activations: how activations are rounded.
+            mean_bits: mean number of bits per weight, 4 to 8, for a mixture of int4 and int8.
+            max_bytes: bytes that the tensors of such a mixture may have at most.
+
+        Returns:
+            The folder.
+
+        Raises:
+            InputError: no such commit or form exists, the options do not fit together, or `to` holds something else.
         """
         from orchestrator.export.converted import form_option
         from orchestrator.export.hugging_face import export
@@ -177,16 +199,25 @@ class Run:
 
         target = self._directory.at("export") if to is None else run_directory("", to).uri
         scheme = scheme_option(form, quantize, None if group is None else str(group), activations)
-        conversion = form_option(form, names, numbers, scheme, mean_bits)
+        conversion = form_option(form, names, numbers, scheme, mean_bits=mean_bits, max_bytes=max_bytes)
         read_chosen(
             self._store, step, lambda number: export(self.uri, number, target, raw=raw, form=conversion)
         )
         return target
 
     def model(self, step: int | None = None, raw: bool = False) -> nn.Module:
-        """The model of a commit, the newest sound one by default, on the CPU and in evaluation mode: a model of
-        transformers, the user's own module, or this project's where transformers has no class for it. Raises InputError
-        if there is no such commit."""
+        """Load the model of a commit on the CPU, in evaluation mode.
+
+        Args:
+            step: the step of the commit; by default that of the newest sound one.
+            raw: whether to load the weights of training instead of their average, if the job has one.
+
+        Returns:
+            A model of transformers, the user's own module, or this project's model if transformers has no class for it.
+
+        Raises:
+            InputError: there is no such commit.
+        """
         return read_chosen(self._store, step, lambda number: self._model(number, raw))
 
     def _model(self, step: int, raw: bool) -> nn.Module:
@@ -386,12 +417,8 @@ def _by_step(rows: Sequence[Row], columns: Sequence[str]) -> pandas.DataFrame:
 
 
 def load_run(place: str | Path) -> Run:
-    """The run in a run directory, or with that name in the folder `runs`. Raises InputError if it does not exist."""
-    directory = RunDir(place_of(place))
-    spec = read_job(directory)
-    if spec is not None and directory.read_text(TRIALS) is not None:
-        hint = "its trials are runs in this folder; `orchestrator report` shows all of them"
-        raise InputError("is a search, not a run", directory.uri, hint)
-    if spec is None:
-        raise InputError("there is no run here", directory.uri, "give a run directory, such as runs/<name>")
-    return Run(directory, spec)
+    """The run in a run directory, or with that name in the folder `runs`, as the commands find it.
+
+    Raises InputError if it does not exist; for a bare name it names both places.
+    """
+    return Run(*existing_run(place))

@@ -99,7 +99,7 @@ def submit(
         run_dir: the run directory, by default runs/<name>.
         address: the cluster's address, by default from Ray's variables or the local cluster.
         until: end at this step, with a checkpoint.
-        priority: the priority of the run on the cluster.
+        priority: the priority of the run on the cluster; higher ones run first.
         working_dir: a folder to send to the cluster, for own code.
         exclude: patterns of files in `working_dir` that are not sent.
 

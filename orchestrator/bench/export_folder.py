@@ -90,7 +90,7 @@ def _read(path: Path, name: str) -> ExportFolder:
         raise InputError("needs onnxruntime", str(path), install("onnx"))
     size = sum(file.stat().st_size for pattern in WEIGHTS for file in path.glob(pattern))
     if not size:
-        raise InputError("has a configuration and no weights", str(path), "name the folder of an export")
+        raise InputError("has a configuration but no weights", str(path), "name the folder of an export")
     return ExportFolder(name, str(path), runtime, size, _parameters(path, config))
 
 

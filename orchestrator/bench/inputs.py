@@ -163,7 +163,7 @@ def _spec(export: ExportFolder, uri: str, overrides: Sequence[str]) -> JobSpec:
     if objective not in (*OF_CLASSES, *OF_TOKENS):
         known = ", ".join((*OF_CLASSES, *OF_TOKENS))
         hint = "compare it with `orchestrator evaluate`"
-        raise InputError(f"was trained with {objective}, but what is measured is {known}", export.path, hint)
+        raise InputError(f"was trained with {objective}, and bench measures {known}", export.path, hint)
     if objective in ("causal_lm", "conversation"):
         # An export's runtime does not support packed rows: one text per row, and no document within another's context.
         options = {"pack": "no"} if objective == "conversation" else {"documents": "pack"}
@@ -181,7 +181,7 @@ def _arrays(held: HeldOut, count: int, export: ExportFolder) -> dict[str, np.nda
     batch: Mapping[str, Any] = held.batch(range(count))
     if unread := sorted(set(batch) - READ):
         raise InputError(
-            f"reads {', '.join(unread)}, which no runtime is fed", export.path, "measure another"
+            f"reads {', '.join(unread)}, which bench cannot supply", export.path, "measure another export"
         )
     tokens = batch["tokens"].numpy()
     mask = batch["padding"].numpy() if "padding" in batch else np.ones(tokens.shape, dtype=bool)

@@ -54,13 +54,13 @@ class Speed:
 
 @dataclass(frozen=True)
 class Measured:
-    """What was measured of an export.
+    """The measurements of an export.
 
     Attributes:
         export: the export.
         metrics: its metrics on the held-out samples, by name, computed from its own runtime's outputs.
-        memory: resident memory of its process after it has loaded the model and read one sample, in bytes; 0 where the
-            system does not tell.
+        memory: resident memory of its process after it has loaded the model and read one sample, in bytes; 0 if the
+            system does not report it.
         load_seconds: seconds to load it.
         speeds: how fast it computes, for each size of a batch.
     """

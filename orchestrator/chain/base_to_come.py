@@ -36,8 +36,8 @@ def check_to_come(base: ResolvedJob, job: ResolvedJob, where: str) -> None:
     for each, workload in ((base, theirs), (job, ours)):
         if workload.config.as_transformer is None:
             raise WorkloadError(
-                f"{each.spec.workload.model} is not a model of this project: a class of transformers begins with its "
-                "folder alone, and an own model with an own one"
+                f"{each.spec.workload.model} is not a model of this project: a class of transformers can begin only "
+                "with its folder, and an own model only with another own model"
             )
     check_rows(job.spec.workload, ours, theirs.shapes, where)
     plain = replace(theirs, adapter=None), replace(ours, adapter=None)  # a base's adapter is merged

@@ -111,7 +111,12 @@ def _folder(stage: StageRun, line: str) -> dict[str, Any]:
     """The entry of a stage that removes tokens."""
     made = facts_of(stage)
     if not made:
-        return _about(stage, str(Outcome.FAILED) if line else WAITING, line)
+        status = {} if line else last_status(stage.run)
+        if not status.get("phase"):
+            return _about(stage, str(Outcome.FAILED) if line else WAITING, line)
+        is_silent = controller_state(status) is ControllerState.SILENT
+        why = f"its command is {status['controller']}" if is_silent else status["note"]
+        return _about(stage, state_of(status), why) | {"started": status["started"]}
     return _about(stage, str(Outcome.DONE), "") | shown(made)
 
 

@@ -34,7 +34,7 @@ def run(
         address: the cluster to run on, None to start Ray on this machine.
         show: gets the status of the running stages, by name, several times a second.
         faults: faults to inject, for tests.
-        priority: the priority in the cluster's queue.
+        priority: the priority in the cluster's queue; higher ones run first.
 
     Raises:
         InputError: one of the jobs is wrong, or belongs to another run. Nothing has been written in that case.

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from orchestrator.chain.announced import announced
 from orchestrator.chain.stage_run import StageRun, export_of
 from orchestrator.checkpoint.identity import differences
 from orchestrator.checkpoint.identity import shown as shown_value
@@ -35,7 +36,13 @@ COMPARED = ("data", "workload")
 
 
 def make(stage: StageRun, prepare: Prepare) -> None:
-    """Write the folder of a stage. Raises InputError if its tokens cannot be removed."""
+    """Write the folder of a stage. Raises InputError if its tokens cannot be removed, and KeyboardInterrupt if another
+    process asks it to stop."""
+    with announced(stage.run, "removes tokens"):
+        _make(stage, prepare)
+
+
+def _make(stage: StageRun, prepare: Prepare) -> None:
     from orchestrator.export.vocabulary import without_unused_tokens
 
     vocabulary = stage.stage.vocabulary

@@ -149,7 +149,7 @@ class Store:
             retry: retries of each storage call.
             block_bytes: bytes of a chunk that one checksum covers.
             file_bytes: target size of a shard file.
-            threads: files written or read at the same time.
+            threads: number of files written or read at the same time.
             timeout: seconds for a small call to a remote store; large ones get more, by their size.
         """
         self.uri = uri
@@ -178,7 +178,12 @@ class Store:
         }
 
     def many(self, call: Callable[[str], T], paths: Collection[str]) -> list[T]:
-        """Return `call(path)` for each of these paths, in order. Many run at the same time."""
+        """Return `call(path)` for each path, in order. Up to `threads` calls run at the same time.
+
+        Args:
+            call: reads or writes one file.
+            paths: the paths of the files.
+        """
         if len(paths) <= FEW:
             return [call(path) for path in paths]
         with ThreadPoolExecutor(AT_ONCE) as pool:
@@ -200,7 +205,13 @@ class Store:
         return self.write_raw(step, shard, [piece.raw() for piece in pieces])
 
     def write_raw(self, step: int, shard: int, pieces: Iterable[shards.RawPiece]) -> list[dict[str, Any]]:
-        """Do what `write_shard` does, with the pieces as bytes."""
+        """Do what `write_shard` does, with the pieces as bytes.
+
+        Args:
+            step: the step of the commit.
+            shard: the number of the shard.
+            pieces: the pieces of tensors.
+        """
 
         def write(group: list[shards.RawPiece]) -> dict[str, Any]:
             # every try writes a new file, so a delayed request of an earlier try cannot damage it
@@ -384,8 +395,12 @@ class Store:
     def problems(self, commit: CommitManifest, sizes: Mapping[str, int]) -> list[str]:
         """Return a line for each wrong file, or else for each damaged table of the index file. No shard is read.
 
-        A right index file is read once. `sizes` has the stored files by path. The folder is listed once more before a
-        file counts as wrong, because a listing may have been made while the commit was published.
+        A right index file is read once. The folder is listed once more before a file counts as wrong, because a listing
+        may have been made while the commit was published.
+
+        Args:
+            commit: the manifest of the commit.
+            sizes: the sizes of the stored files in bytes, by path.
         """
         if lines := self._wrong_files(commit, sizes):
             return lines

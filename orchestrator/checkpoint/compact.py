@@ -31,11 +31,11 @@ FIXED = 3
 """Columns before the starts and the extents: tensor, file and offset."""
 MOST_DIMENSIONS = 64
 LARGEST = 1 << 60
-"""Of any size or offset."""
+"""Maximum of any size or offset, in bytes or elements."""
 DENSEST = 1032
 """Bytes that a byte can inflate to, at most: a pair of bits for 258 equal bytes (RFC 1951)."""
 LEVEL = 1
-"""Of zlib. Higher ones gain little on differences that repeat."""
+"""Compression level of zlib. Higher levels gain little on repeating differences."""
 
 Kind = tuple[str, str, tuple[int, ...]]
 """The name, the dtype and the shape of a tensor."""
@@ -99,7 +99,7 @@ def unpack(entry: dict[str, Any], data: bytes) -> tuple[Numbers, Sums]:
     except zlib.error as error:
         raise ValueError(f"a table of chunks cannot be read: {error}") from None
     if end < 0 or len(steps) != size or not inflate.eof or inflate.unused_data:
-        raise ValueError(f"a table of {chunks} chunks has {len(data)} bytes that are of another")
+        raise ValueError(f"the {len(data)} bytes of a table are not those of {chunks} chunks")
     columns = np.frombuffer(steps, "<i8").reshape(numbers, chunks).cumsum(axis=1, dtype=np.int64)
     sums = np.frombuffer(data, np.uint8, offset=end).reshape(blocks, SUM_BYTES)
     if chunks and not (int(columns.min()) >= 0 and int(columns.max()) <= LARGEST):

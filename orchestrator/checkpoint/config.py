@@ -21,7 +21,7 @@ SNAPSHOT_SHARE = 0.03
 
 @dataclass(frozen=True)
 class RunIdentity:
-    """What a run directory is compared with, so that it goes on with its own job alone.
+    """The identity of a job. A run directory is compared with it, so that a run continues only with its own job.
 
     Attributes:
         keys: what makes two runs the same run, see `JobSpec.identity`.
@@ -148,8 +148,8 @@ class CheckpointSpec(StrictModel):
     def what_is_kept_is_committed(self) -> CheckpointSpec:
         if self.keep_every is not None and self.keep_every % self.every:
             raise ValueError(
-                f"keep_every {self.keep_every} is no multiple of every {self.every}, so that few of those steps "
-                "are committed; change one of them"
+                f"keep_every {self.keep_every} is not a multiple of every {self.every}, so few of those steps "
+                "have a checkpoint; change one of them"
             )
         return self
 
@@ -161,9 +161,7 @@ class CheckpointSpec(StrictModel):
             self._has_numbers(self.export_numbers)
         if self.export is None and (self.push or self.export_to or self.export_at == "commit"):
             key = "push" if self.push else "export_to" if self.export_to else "export_at"
-            raise ValueError(
-                f"nothing is exported, since export is null; leave out {key}, or set export to hf"
-            )
+            raise ValueError(f"export is null, so nothing is exported; leave out {key}, or set export to hf")
         return self
 
     def _has_numbers(self, numbers: str) -> None:
@@ -176,7 +174,7 @@ class CheckpointSpec(StrictModel):
             )
         if numbers not in known[self.export]:
             raise ValueError(
-                f"export_numbers {numbers} is not of {self.export}; use {', '.join(known[self.export])}"
+                f"export {self.export} has no export_numbers {numbers}; use {', '.join(known[self.export])}"
             )
 
     @property

@@ -39,17 +39,32 @@ def measure_of(evaluate: EvaluateSpec | None, averaged: int) -> dict[str, int | 
 
 
 def attach(store: Store, row: Row) -> None:
-    """Add the row of an evaluation to the commit of its step, which must exist. Raises what storage raises."""
+    """Add the row of an evaluation to the commit of its step, which must exist. Raises what storage raises.
+
+    Args:
+        store: the store of the run's commits.
+        row: the row, as in evals.jsonl.
+    """
     store.retry(store.backend.replace, _path(row["step"]), encode(row))
 
 
 def is_of(row: Row, commit: CommitManifest) -> bool:
-    """Whether a row belongs to this commit, and not to a commit of the same step in another attempt."""
+    """Return whether a row belongs to this commit, and not to a commit of the same step in another attempt.
+
+    Args:
+        row: the row of an evaluation.
+        commit: the manifest of the commit.
+    """
     return (row["step"], row["attempt"]) == (commit.step, commit.meta.get("attempt"))
 
 
 def attached(store: Store, commit: CommitManifest) -> Row | None:
-    """Return the row that was added to a commit; None without one, or if it is damaged."""
+    """Return the row that was added to a commit; None without one, or if it is damaged.
+
+    Args:
+        store: the store of the run's commits.
+        commit: the manifest of the commit.
+    """
     try:
         row = decode(store.retry(store.backend.read, _path(commit.step)).strip(), EVALS)
     except FileNotFoundError:
@@ -58,7 +73,12 @@ def attached(store: Store, commit: CommitManifest) -> Row | None:
 
 
 def metrics_of(store: Store, commit: CommitManifest) -> Mapping[str, Any]:
-    """Return the metrics of a commit by name, such as validation.loss; empty if it was not evaluated."""
+    """Return the metrics of a commit by name, such as validation.loss; empty if it was not evaluated.
+
+    Args:
+        store: the store of the run's commits.
+        commit: the manifest of the commit.
+    """
     return evaluated(store, commit)[0]
 
 
@@ -71,7 +91,12 @@ def evaluated(store: Store, commit: CommitManifest) -> tuple[Mapping[str, Any], 
 
 
 def awaits(store: Store, commit: CommitManifest) -> bool:
-    """Whether the commit is to be evaluated, and has not been."""
+    """Return whether the commit is to be evaluated, and has not been.
+
+    Args:
+        store: the store of the run's commits.
+        commit: the manifest of the commit.
+    """
     return bool(commit.meta.get(TO_EVALUATE)) and attached(store, commit) is None
 
 

@@ -104,9 +104,17 @@ class Extension:
 
 
 def check_same_run(identity: RunIdentity, run: RunDir) -> CommitManifest | None:
-    """Check that the directory belongs to this job's run, by its newest sound commit or else by its job.yaml.
+    """Check that a directory belongs to this job's run, by its newest sound commit or else by its job.yaml.
 
-    Returns that commit, None without one. Raises InputError, which names the keys that differ.
+    Args:
+        identity: the identity of the job.
+        run: the run directory.
+
+    Returns:
+        The newest sound commit; None without one.
+
+    Raises:
+        InputError: it belongs to another run. The message names the keys that differ.
     """
     commit = Store(run.commits).latest(deep=False)
     extension_of(identity.keys, run, commit)
@@ -202,9 +210,17 @@ def extension_of(identity: Mapping[str, Any], run: RunDir, commit: CommitManifes
 
 
 def take_up(identity: RunIdentity, run: RunDir) -> tuple[CommitManifest | None, Extension | None]:
-    """Check a run that is about to continue, and return its newest sound commit and its extension.
+    """Check a run that is about to continue. Writes ORIGIN again if it is lost.
 
-    Writes ORIGIN again if it is lost. Raises InputError as `check_same_run`, `extension_of` and `refuse_anew` do.
+    Args:
+        identity: the identity of the job.
+        run: the run directory.
+
+    Returns:
+        The run's newest sound commit, and its extension.
+
+    Raises:
+        InputError: as `check_same_run`, `extension_of` and `refuse_anew` do.
     """
     commit = check_same_run(identity, run)
     refuse_anew(run, commit)
@@ -263,7 +279,16 @@ def check_commit(
 
 
 def check_shards(commit: CommitManifest | None, digest: str, data: str) -> None:
-    """Raise InputError if the token shards at `data` differ from those of the commit's run, by their digest."""
+    """Check that the token shards are those that the run trains on.
+
+    Args:
+        commit: a commit of the run; None before the first one.
+        digest: the digest of the shards.
+        data: where the shards are, for the message.
+
+    Raises:
+        InputError: they differ from those of the commit.
+    """
     if commit is not None and (commit.meta.get(SHARDS) or digest) != digest:
         raise wrong_shards(data)
 
@@ -281,7 +306,11 @@ def job_of_commit(commit: CommitManifest) -> JobSpec | None:
 
 def _job_of(commit: CommitManifest) -> JobSpec:
     """A job with the identity of a commit. Keys that are newer than the commit have their defaults."""
-    return parse({"name": "commit", **commit.meta[IDENTITY]}, f"the commit at step {commit.step}")
+    identity = commit.meta[IDENTITY]
+    # An identity does not say how often a run saves, but only whole rollouts fit a job.
+    checkpoint = {"every": identity["train"]["steps"], **identity.get("checkpoint", {})}
+    saves = {"checkpoint": checkpoint} if "rollout" in identity else {}
+    return parse({"name": "commit", **identity, **saves}, f"the commit at step {commit.step}")
 
 
 def _compare(

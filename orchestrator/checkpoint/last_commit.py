@@ -67,9 +67,14 @@ def last_commit(
 
 
 def refuse_anew(run: RunDir, newest: CommitManifest | None) -> None:
-    """Raise InputError, as `refuse_lost` does, if a run that had commits would start from the beginning.
+    """Check that a run that had commits does not start from the beginning. Call it only for a run that will train.
 
-    Call it only for a run that will train. `newest` is the run's newest sound commit, None if none was found.
+    Args:
+        run: the run directory.
+        newest: the run's newest sound commit; None if there is none.
+
+    Raises:
+        InputError: as `refuse_lost` does.
     """
     store = Store(run.commits)
     if newest is None and store.latest(deep=False) is None:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 TABLE_CHUNKS = 1 << 16
 """Chunks of a table, after which the next tensor begins another: one read of half a megabyte."""
 UNUSABLE = (LookupError, TypeError, ValueError, AttributeError, MemoryError, zlib.error)
-"""What the record of a writer raises that is of another form."""
+"""The errors that a malformed record of a writer raises."""
 INLINE_BYTES = 1 << 16
 """Bytes of all tables up to which the manifest has them itself, so that a small commit is one small file."""
 

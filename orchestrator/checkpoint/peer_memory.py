@@ -42,7 +42,7 @@ NOTE = {
 }
 """The fields of a note, see `snapshot_writer`."""
 LOCATION = "peer memory"
-"""How messages call the memory of nodes."""
+"""The name of the memory of nodes in messages."""
 
 
 class PeerMemory:
@@ -168,9 +168,11 @@ class PeerMemory:
         return manifest
 
     def reader(self, manifest: CommitManifest, durable: Store | None = None) -> Reader:
-        """Return a reader of the tensors of a snapshot that `latest` or `manifest` has returned.
+        """Return a reader of the tensors of a snapshot.
 
-        What memory does not give is read from the commit of the same step in `durable`, if it is there.
+        Args:
+            manifest: the snapshot, as `latest` or `manifest` returned it.
+            durable: the store with the commit of the same step, which is read if memory lacks a part; None for none.
         """
         # imported here because it imports torch, which the process that writes snapshots must not load
         from orchestrator.checkpoint.reader import SnapshotReader

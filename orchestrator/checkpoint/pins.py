@@ -72,7 +72,13 @@ def hold(store: Store, step: int, by: str, process: Mapping[str, Any] | None = N
 
 
 def release(store: Store, step: int, by: str) -> None:
-    """End the hold of `by`, if it exists. Raises what storage raises."""
+    """Remove a pin, if it exists. Raises what storage raises.
+
+    Args:
+        store: the store of the pinned commit.
+        step: the step of the commit.
+        by: the holder of the pin.
+    """
     store.retry(store.backend.remove, f"{commit_folder(step)}/{_name(by)}")
     store.retry(store.backend.remove_folder, commit_folder(step))  # only if it is empty
 
@@ -136,7 +142,12 @@ def held(paths: Iterable[str]) -> set[int]:
 
 
 def holders(store: Store, step: int) -> list[str]:
-    """Return the holders of the commit of a step."""
+    """Return the holders of pins of a commit.
+
+    Args:
+        store: the store of the run's commits.
+        step: the step of the commit.
+    """
     names: list[str] = []
     for path in sorted(store.retry(store.backend.list, commit_folder(step))):
         if _is_hold(path) and (by := _content(store, path).get("by")):

@@ -34,6 +34,14 @@ class Reader:
     """
 
     def __init__(self, backend: ByteSource, retry: Retry, folder: str, manifest: CommitManifest) -> None:
+        """Open a commit. Reads nothing yet.
+
+        Args:
+            backend: the files of the store.
+            retry: repeats failed reads.
+            folder: the folder of the commit in the store.
+            manifest: the manifest of the commit.
+        """
         self._backend = backend
         self._retry = retry
         self._folder = folder

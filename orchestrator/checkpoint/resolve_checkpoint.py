@@ -23,7 +23,11 @@ TRIES = 3
 
 
 def chosen(store: Store, step: int | None) -> int:
-    """Return `step` if it is committed, or the step of the newest sound commit if `step` is None.
+    """Return the step of a commit.
+
+    Args:
+        store: the store of the run's commits.
+        step: a step; None for that of the newest sound commit.
 
     Raises:
         InputError: the commit does not exist.

@@ -80,7 +80,13 @@ def rate(store: Store, commit: CommitManifest, metric: str) -> tuple[float | Non
 
 
 def retention_of(checkpoint: CheckpointSpec, decay_from: int | None, evaluates_beside: bool) -> Retention:
-    """Return the retention that the job asks for. It includes the commit before a decay, to extend the run from."""
+    """Return the retention that the job asks for. It includes the commit before a decay, to extend the run from.
+
+    Args:
+        checkpoint: the key `checkpoint` of the job.
+        decay_from: the step at which the learning rate begins to decay; None without such a phase.
+        evaluates_beside: whether other workers evaluate commits, which then must stay until they are evaluated.
+    """
     metric = checkpoint.best_metric or ("" if checkpoint.keep_best else None)
     return Retention(
         keep=checkpoint.keep,
@@ -94,9 +100,13 @@ def retention_of(checkpoint: CheckpointSpec, decay_from: int | None, evaluates_b
 
 
 def best_commit(store: Store, metric: str) -> int | None:
-    """Return the step of the best sound commit by a metric, the earliest of equals; None if no commit has it.
+    """Return the step of the best sound commit by a metric, the earliest of equals; None if no commit has the metric.
 
     Only commits that were measured like the newest of them count, for example with the same `evaluate.batches`.
+
+    Args:
+        store: the store of the run's commits.
+        metric: the metric by its name, such as validation.loss.
     """
     return _best(store, _sound(store, store.retry(store.backend.list), limit=None), metric)
 
@@ -161,9 +171,14 @@ def prune(store: Store, retention: Retention, spared: Collection[int] = ()) -> l
 
 
 def rewind(store: Store, step: int) -> list[int]:
-    """Remove everything after `step`, newest first, so that those steps can be committed again.
+    """Remove everything after a step, newest first, so that those steps can be committed again.
 
-    Returns the steps whose commits were removed.
+    Args:
+        store: the store of the run's commits.
+        step: the last step that stays.
+
+    Returns:
+        The steps whose commits were removed.
     """
     sizes = store.retry(store.backend.list)
     removed = [newer for newer in _present(sizes) if newer > step]
@@ -173,16 +188,26 @@ def rewind(store: Store, step: int) -> list[int]:
 
 
 def discard(store: Store, step: int) -> None:
-    """Remove what this attempt wrote for a step that is not published. Files of other attempts stay."""
+    """Remove what this attempt wrote for a step that is not published. Files of other attempts stay.
+
+    Args:
+        store: the store of the run's commits, of this attempt.
+        step: the step.
+    """
     sizes = store.retry(store.backend.list, commit_folder(step))
     if f"{commit_folder(step)}/{MANIFEST}" not in sizes:
         remove(store, step, [path for path in sizes if f"-{store.attempt}" in path])
 
 
 def remove(store: Store, step: int, paths: Iterable[str]) -> None:
-    """Remove the files among `paths` that belong to the commit of a step, and its folder if it is empty then.
+    """Remove files of a commit, and its folder if it is empty then. Files that no store wrote stay.
 
-    The manifest is removed first, so no manifest is ever without its shards. Files that no store wrote stay.
+    The manifest is removed first, so no manifest is ever without its shards.
+
+    Args:
+        store: the store of the run's commits.
+        step: the step of the commit.
+        paths: paths of stored files; those of other commits are ignored.
     """
     ours = [path for path in paths if path.startswith(commit_folder(step) + "/") and _is_ours(path)]
     manifest = f"{commit_folder(step)}/{MANIFEST}"

@@ -143,6 +143,10 @@ def export(
             "of bits, such as 5; bits.md of the export has them"
         ),
     ] = None,
+    max_bytes: Annotated[
+        int | None,
+        typer.Option(help="in place of --mean-bits: up to this many bytes of all tensors of the export"),
+    ] = None,
     push: Annotated[
         str | None,
         typer.Option(
@@ -169,7 +173,7 @@ def export(
         check_uri(to, "--to")
     target = run.at("export") if to is None else absolute(to, Path.cwd())
     scheme = scheme_option(form, quantize, group, activations)
-    requested = form_option(form, names, numbers, scheme, mean_bits)
+    requested = form_option(form, names, numbers, scheme, mean_bits=mean_bits, max_bytes=max_bytes)
     if public and push is None:
         raise InputError("does nothing without --push", "--public", "add --push USER/NAME")
     if push is not None:
@@ -189,8 +193,9 @@ def export(
         quantized = exported.get("quantized", {})
         if "mean_bits" in quantized:
             int8 = ", ".join(quantized.get("int8", [])) or "none"
+            size = f", {quantized['bytes']:,} bytes" if "bytes" in quantized else ""
             print(
-                f"{quantized['mean_bits']:.2f} bits on average, int8 for {int8}; bits.md there has the table"
+                f"{quantized['mean_bits']:.2f} bits on average{size}, int8 for {int8}; bits.md there has the table"
             )
         if reader := exported.get("tokenizer_class"):
             print(f"read its tokenizer with {reader}: AutoTokenizer makes another one of it", file=sys.stderr)

@@ -6,6 +6,7 @@ import json
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -127,8 +128,9 @@ def up(
         scaling = autoscaling_config(kinds, local, most, idle)
     with _errors_of(name, quiet=True):
         loopback.folder_of(name)
-    with _errors_of(name):
-        cluster = loopback.up(name, [] if scaling else kinds * local, scaling)
+    with _errors_of(name, quiet=True):
+        tell = partial(print, file=sys.stderr)
+        cluster = loopback.up(name, [] if scaling else kinds * local, scaling, tell=tell)
         _show_new(cluster, as_json)
 
 

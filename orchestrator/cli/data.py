@@ -338,7 +338,8 @@ def rollouts(
     if as_json:
         emit({"step": kept_step, "answers": answers})
         return
-    print(f"step {kept_step}")
+    epoch = answers[0].get("epoch", 1) if answers else 1
+    print(f"step {kept_step}" + (f", epoch {epoch} of its rollout" if epoch > 1 else ""))
     prompt = None
     for answer in answers:
         if answer["prompt_number"] != prompt:

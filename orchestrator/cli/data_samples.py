@@ -70,7 +70,7 @@ def inputs_of(
         if stored is None or not run.holds_a_run():
             return None
         if overrides:
-            raise InputError("a run reads what its job says", f"--set {overrides[0]}", "give the job file")
+            raise InputError("a run keeps the data of its job", f"--set {overrides[0]}", "give the job file")
         spec = stored
         commit = Store(run.commits).latest(deep=False)
         if commit is not None:

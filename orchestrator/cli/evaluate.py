@@ -280,14 +280,18 @@ def _measured(
     check_uri(model)
     if is_local(model) and is_export(local_path(model)):
         if step is not None:
-            raise InputError("an export is of one step", "--step", "leave it out")
+            raise InputError("an export has one step", "--step", "leave it out")
         if raw:
             hint = "leave it out, or give it to checkpoint export"
-            raise InputError("an export has the weights that it was made of", "--raw-weights", hint)
+            raise InputError(
+                "an export has one set of weights, chosen when it was made", "--raw-weights", hint
+            )
         return measure(_Export(local_path(model), overrides))
     folder, step = run_and_step(place_of(model), step, f"--step {step}")
     if overrides:
-        raise InputError("a run is evaluated as its job says", "--set", "leave it out; it is for an export")
+        raise InputError(
+            "a run is evaluated by its own job file", "--set", "leave it out; it is for an export"
+        )
     run = existing_run(folder)[0]
     store = Store(run.commits)
     return read_chosen(

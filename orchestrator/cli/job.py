@@ -271,7 +271,7 @@ def plan(
         raise InputError("a chain has several plans", where, "give the job file of one stage")
     if cluster and (machine or workers):
         raise InputError(
-            "the cluster says which machines there are", "--cluster", "leave out --machine and --workers"
+            "the cluster file names the machines", "--cluster", "leave out --machine and --workers"
         )
     if isinstance(spec, ChainSpec):
         plan_chain(

@@ -199,6 +199,9 @@ def list_jobs(address: Cluster = None, as_json: Json = False) -> None:
     if as_json:
         emit([shown_of(job) for job in jobs])
         return
+    if not jobs:
+        print("no jobs yet; `orchestrator submit JOB` adds one")
+        return
     rows = []
     for job in jobs:
         seconds = (job.ended or time.time()) - job.started if job.started else 0.0

@@ -97,4 +97,4 @@ def refuse_other_runs(options: dict[str, bool]) -> None:
     """Raise InputError if another option is given that means another kind of run."""
     for name, is_given in options.items():
         if is_given:
-            raise InputError(f"goes not with {name}", OPTION, "give one of them")
+            raise InputError(f"does not go with {name}", OPTION, "give one of them")

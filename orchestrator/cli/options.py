@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from orchestrator.config.errors import Absent, InputError
+from orchestrator.config.errors import InputError
 from orchestrator.storage.file_names import RUNS
 
 if TYPE_CHECKING:
@@ -164,15 +164,9 @@ def run_of(name: str, run_dir: str | None) -> RunDir:
 def existing_run(run_dir: str) -> tuple[RunDir, JobSpec]:
     """An existing run directory and its job; `run_dir` may be the name of one in the folder RUNS. Raises InputError if
     there is no run."""
-    from orchestrator.api.place import place_of
-    from orchestrator.checkpoint.identity import read_job
-    from orchestrator.storage.run_directory import RunDir
+    from orchestrator.api import place
 
-    run = RunDir(place_of(run_dir))
-    spec = read_job(run)
-    if spec is None or not run.holds_a_run():
-        raise Absent("there is no run here", run.uri, "give a run directory, such as runs/<name>")
-    return run, spec
+    return place.existing_run(run_dir)
 
 
 def existing_folder(folder: str) -> str:

@@ -27,7 +27,7 @@ from orchestrator.cli.options import (
     jobs_of,
     run_of,
 )
-from orchestrator.cli.targets import Target, has_commit, job_at, job_named, run_at, shown_of
+from orchestrator.cli.targets import Target, before_status, has_commit, job_at, job_named, run_at, shown_of
 from orchestrator.cli.try_run import begun_anew, dry_run_of, smoke_of, try_directory
 from orchestrator.config.errors import InputError
 from orchestrator.config.outcome import ENDED, Outcome
@@ -190,7 +190,7 @@ def status(target: Target, address: Cluster = None, as_json: Json = False) -> No
             "name": job.name,
             "phase": job.state,
             "ranks": [],
-            "note": job.message,
+            "note": before_status(job),
             "state": job.state,
         }
     else:
@@ -211,6 +211,8 @@ def _print_status(status: dict[str, Any], job: Submission | None, has_run: bool)
         print(f"{job.id}: {status['job']['state']}, run directory {job.run_dir}")
     if has_run:
         _show_status(status)
+    elif job is not None and not job.has_ended and status["note"]:
+        print(status["note"])
 
 
 def _end_in_mlflow(directory: RunDir, as_json: bool) -> None:

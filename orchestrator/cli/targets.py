@@ -59,7 +59,6 @@ def is_waiting(job: Submission) -> bool:
 
     False where its run directory is not readable from this machine. A chain waits if none of its stages is running.
     """
-    from orchestrator.chain.results import WAITING as NOT_BEGUN
     from orchestrator.observe.last_status import WAITING, last_status, state_of
     from orchestrator.storage.run_directory import RunDir
 
@@ -67,6 +66,8 @@ def is_waiting(job: Submission) -> bool:
         return False
     try:
         if (chain := chain_at(job.run_dir)) is not None:
+            from orchestrator.chain.results import WAITING as NOT_BEGUN
+
             states = [stage["state"] for stage in progress_of(*chain)["stages"]]
             states = [state for state in states if state not in (*ENDED, NOT_BEGUN)]
         else:
@@ -86,6 +87,20 @@ def shown_of(job: Submission) -> dict[str, Any]:
 
     waits = is_waiting(job)
     return {**job.to_json(), "state": WAITING if waits else job.state, "waiting": waits}
+
+
+def before_status(job: Submission) -> str:
+    """Return what a job does whose run has written no status since its submission."""
+    if job.has_ended:
+        return job.message
+    if job.started is None:
+        return "Ray starts its command"
+    if (chain := chain_at(job.run_dir)) is not None:
+        from orchestrator.chain.results import WAITING as NOT_BEGUN
+
+        begun = [stage for stage in progress_of(*chain)["stages"] if stage["state"] != NOT_BEGUN]
+        return ", ".join(f"{stage['stage']}: {stage['state']}" for stage in begun) or "no stage has begun"
+    return "its command checks the job and starts the controller"
 
 
 def has_commit(job: Submission) -> bool | None:

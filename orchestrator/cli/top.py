@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from orchestrator.cli.options import Cluster, Json, emit, existing_folder, finite, table
+from orchestrator.cli.targets import before_status
 from orchestrator.config.errors import InputError
+from orchestrator.config.outcome import Outcome
 
 if TYPE_CHECKING:
+    from cluster.jobs.ray_jobs import Submission
+    from orchestrator.observe.pages.runs_page import Seen
     from orchestrator.storage.run_directory import RunDir
 
 COLUMNS = ["run", "state", "step", "loss", "tokens/s", "left", "layout", "note"]
@@ -38,12 +42,10 @@ def top(
     as_json: Json = False,
 ) -> None:
     """Show the state of all runs of a cluster or a folder. On a terminal, update it until Ctrl-C."""
-    from orchestrator.observe.pages.runs_page import listed
-
     if as_json:
-        emit(_plain(listed(_runs(folder, address))))
+        emit(_plain(_rows(folder, address)))
     elif once or not sys.stdout.isatty():
-        table("", COLUMNS, _cells(listed(_runs(folder, address))))
+        table("", COLUMNS, _cells(_rows(folder, address)))
     else:
         _watch(folder, address, every)
 
@@ -51,28 +53,39 @@ def top(
 def _watch(folder: str | None, address: str | None, every: float) -> None:
     from rich.live import Live
 
-    from orchestrator.observe.pages.runs_page import Seen, listed
-
     cache: Seen = {}
     try:
         with Live(screen=True, auto_refresh=False) as live:
             while True:
-                live.update(_drawn(_cells(listed(_runs(folder, address), cache=cache))), refresh=True)
+                live.update(_drawn(_cells(_rows(folder, address, cache))), refresh=True)
                 time.sleep(every)
     except KeyboardInterrupt:
         return
 
 
-def _runs(folder: str | None, address: str | None) -> Mapping[str, RunDir | InputError]:
-    """The runs by name: those of the folder, or the newest submission of each name on the cluster. For a run that
-    cannot be read here, the value is the reason."""
-    from orchestrator.observe.pages.runs_page import Runs
+def _rows(folder: str | None, address: str | None, cache: Seen | None = None) -> list[dict[str, Any]]:
+    """The rows of the runs in the folder, or of the newest submission of each name on the cluster. The row of a run
+    that cannot be read here gives the reason."""
+    from orchestrator.observe.pages.runs_page import Runs, listed
 
     if folder is not None:
-        return Runs(existing_folder(folder)).find()
+        return listed(Runs(existing_folder(folder)).find(), cache=cache)
     from orchestrator.launch import submission
 
-    return {job.name: _at(job.run_dir) for job in submission.jobs_at(address).all() if job.run_dir}
+    jobs = {job.name: job for job in submission.jobs_at(address).all() if job.run_dir}
+    rows = listed({name: _at(job.run_dir) for name, job in jobs.items()}, cache=cache)
+    return [_with_job(row, jobs[row["name"]]) for row in rows]
+
+
+def _with_job(row: dict[str, Any], job: Submission) -> dict[str, Any]:
+    """The row of a job. Until its run has written a status since the submission, it says what the job itself does."""
+    from orchestrator.observe.pages.runs_page import UNREADABLE
+
+    is_finished = row["time"] and job.state == Outcome.DONE  # the job of a finished run writes nothing
+    if row["state"] == UNREADABLE or is_finished or not job.came_after(row["time"]):
+        return row
+    before = dict.fromkeys(("step", "loss", "speed", "left", "layout", "silent"), "")
+    return {**row, **before, "state": job.state, "says": before_status(job)}
 
 
 def _at(uri: str) -> RunDir | InputError:

@@ -47,13 +47,13 @@ NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,30}")
 LONGEST = 62
 """Maximum number of characters of the chain's and a stage's name together. Joined by a hyphen, they name a run."""
 OF_SEEDS = "-seeds"
-"""What the name of a job's chain of seeds has after the job's name."""
+"""The suffix of the name of a chain that trains one job with several seeds."""
 RESERVED = frozenset({"checkpoints"})
 """Names that a stage cannot have, because a run directory uses them for something else."""
 
 
 class CompressSpec(StrictModel):
-    """What the exports of a chain must keep of one stage's metric, for a chain that makes a model smaller or faster.
+    """The share of one stage's metric that the exports of a chain must keep, if it makes a model smaller or faster.
 
     Every stage with an export is measured as soon as it is done. One that keeps too little fails, and the chain with
     it. At the end all exports are timed in turns.
@@ -97,8 +97,9 @@ class VocabularySpec(StrictModel):
 
 
 class Input(NamedTuple):
-    """What a stage takes from another one, named at `key`: its commit at `tag` (a step, `last` or `best`), its
-    tokenizer, or its folder.
+    """The part of another stage that a stage begins with.
+
+    It is named at `key`: the stage's commit at `tag` (a step, `last` or `best`), its tokenizer, or its folder.
     """
 
     key: str

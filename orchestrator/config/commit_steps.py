@@ -20,10 +20,18 @@ def regular_before(step: int, every: int, count: int) -> Sequence[int]:
 
 
 def check_best(checkpoint: CheckpointSpec, train: TrainSpec, evaluate: EvaluateSpec | None) -> None:
-    """Raise InputError if the best commit by an evaluation is kept but no evaluation before the end coincides with a
-    commit.
+    """Check that the best checkpoint can be found: some evaluation before the last one must coincide with a commit.
 
-    This is not a rule of the job file, because job files of started runs are read again.
+    The job file itself does not have this rule, because the job files of started runs are read again and must not be
+    refused.
+
+    Args:
+        checkpoint: the key `checkpoint` of the job.
+        train: the key `train`.
+        evaluate: the key `evaluate`; None without it.
+
+    Raises:
+        InputError: none coincides, although the job keeps the best checkpoint.
     """
     every = checkpoint.every
     steps = train.steps

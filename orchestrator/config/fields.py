@@ -27,15 +27,15 @@ def template_of(field: str) -> tuple[tuple[str, str | None], ...] | None:
     r"""Parse a template such as `"{title}\n\n{body}"` into pairs of the text before a path, and the path (None after
     the last).
 
-    Returns None if `field` has no braces and so names a column. Raises ValueError for a template with more than
-    columns in braces.
+    Returns None if `field` has no braces and so names a column. Raises ValueError if braces contain anything but a
+    column.
     """
     if "{" not in field and "}" not in field:
         return None
     parts = []
     for before, path, form, conversion in Formatter().parse(field):
         if form or conversion:
-            raise ValueError(f"{field!r} formats {{{path}}}; give {{column}} alone")
+            raise ValueError(f"{field!r} has a format after the column in {{{path}}}; remove the format")
         if path is not None:
             keys_of(path)
         parts.append((before, path))

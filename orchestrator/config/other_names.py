@@ -378,7 +378,7 @@ _KEYS: Mapping[str, str] = {
     ),
     "workload.options, as in {beta: 0.02, loss_type: dapo}": (
         "scale_rewards kl_loss_coef clip_ratio clip_ratio_high clip_ratio_low loss_agg_mode epsilon_high "
-        "importance_sampling_level use_kl_loss adv_estimator use_bias_correction_kl"
+        "importance_sampling_level use_kl_loss adv_estimator use_bias_correction_kl clip_ratio_c delta"
     ),
     "rollout.keep_every": (
         "log_completions num_completions_to_print log_unique_prompts log_completions_hub_repo log_multimodal"
@@ -389,7 +389,7 @@ _KEYS: Mapping[str, str] = {
     "not here, because the losses of grpo and reinforce have no such term": (
         "entropy_coef entropy_coef_min entropy_coef_max entropy_coef_delta entropy_target "
         "use_adaptive_entropy "
-        "top_entropy_quantile delta off_policy_mask_threshold sapo_temperature_neg sapo_temperature_pos "
+        "top_entropy_quantile off_policy_mask_threshold sapo_temperature_neg sapo_temperature_pos "
         "vespo_k_pos vespo_k_neg vespo_lambda_pos vespo_lambda_neg"
     ),
     "not here, because rewards are added by their weights and compared within their group": (

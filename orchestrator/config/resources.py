@@ -24,7 +24,7 @@ class Workers(StrictModel):
 
 
 def one_number(value: Any) -> Any:
-    """Return what a job file says of a number of workers, in which a single number is both min and max."""
+    """Read a number of workers from a job file: a single number means both min and max."""
     is_number = isinstance(value, int) and not isinstance(value, bool)
     return {"min": value, "max": value} if is_number else value
 

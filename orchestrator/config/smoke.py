@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -11,7 +12,7 @@ from orchestrator.train.config import TrainSpec
 from orchestrator.train.rollouts.config import RolloutSpec
 
 STEPS, HALF = 12, 6
-"""Steps of the trial. It commits and evaluates in the middle and at the end."""
+"""Steps of the trial, more if a rollout has more. It commits and evaluates in the middle and at the end."""
 BATCHES = 4
 """Maximum number of global batches of a held-out set to evaluate."""
 SAMPLES = 16
@@ -29,8 +30,9 @@ def smoke_of(spec: JobSpec, is_alike: Callable[[JobSpec], bool]) -> JobSpec:
     document = spec.model_dump(mode="json")
     document["name"] = spec.name[: 63 - len(SUFFIX)] + SUFFIX
     document["tune"] = document["stop_when"] = None
-    steps = min(spec.train.steps, STEPS)
-    half = min(HALF, steps)
+    of_rollout = spec.reading.steps
+    half = min(math.ceil(HALF / of_rollout) * of_rollout, spec.train.steps)
+    steps = min(STEPS // HALF * half, spec.train.steps)
     shorter(spec.train, steps, document)["train"]["steps"] = steps
     document["train"] |= {"continue_from": None, "thaw": {}}
     if spec.train.thaw:  # it may train the parameters that a group matches

@@ -172,7 +172,7 @@ class JobSpec(StrictModel):
 
     @property
     def engine(self) -> EngineConfig:
-        """What an engine reads of the job."""
+        """The parts of the job that an engine reads."""
         return EngineConfig(
             train=self.train,
             seed=self.seed,
@@ -187,7 +187,7 @@ class JobSpec(StrictModel):
 
     @property
     def run_identity(self) -> RunIdentity:
-        """What a run directory of the job is compared with."""
+        """The identity of the run, with which a run directory is compared."""
         return RunIdentity(
             keys=self.identity(),
             own_code=self.own_code,
@@ -198,7 +198,7 @@ class JobSpec(StrictModel):
 
     @property
     def tracked(self) -> TrackedJob:
-        """What MLflow shows of the job, and where."""
+        """The parts of the job that MLflow shows, and the server."""
         return TrackedJob(
             name=self.name,
             tracking=self.tracking,
@@ -209,7 +209,7 @@ class JobSpec(StrictModel):
 
     @property
     def summarised(self) -> SummarisedJob:
-        """What the summary of a run says of the job."""
+        """The parts of the job that the summary of a run contains."""
         return SummarisedJob(
             name=self.name,
             objective=self.workload.objective,

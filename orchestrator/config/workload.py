@@ -250,11 +250,11 @@ class WorkloadSpec(StrictModel):
                 )
         if self.implementation == "transformers":
             raise ValueError(
-                "shrink keeps parts of this project's layers; set implementation to auto, or leave shrink out"
+                "shrink works only on this project's layers; set implementation to auto, or leave shrink out"
             )
         if self.shrink.importance == "gradient" and self.objective in (*REFERENCED, *REWARDED):
             raise ValueError(
-                f"shrink.importance gradient needs a loss of samples alone, and {self.objective} compares with a "
+                f"shrink.importance gradient needs a loss of the samples alone, but {self.objective} compares with a "
                 "reference or generates; use magnitude"
             )
         return self
@@ -275,5 +275,5 @@ class WorkloadSpec(StrictModel):
                 "another model; use lora"
             )
         if self.mup is not None:
-            raise ValueError("mup says nothing of the learning rate of an adapter; set one of them to null")
+            raise ValueError("mup does not define the learning rate of an adapter; set one of them to null")
         return self

@@ -43,7 +43,7 @@ class Capacity:
         Args:
             phase: the phase of the run.
             failures: recent faults, which say what nodes to avoid.
-            now: monotonic time.
+            now: monotonic time, in seconds.
             other_workers: gets the nodes to avoid, and returns how many workers the run has on other nodes besides its
                 gang. The count includes them.
             wrong: addresses of nodes that compute wrongly. They are avoided even if the others have too little room.

@@ -120,7 +120,7 @@ class DataPreparation:
 
         Args:
             history: says which data the run began with.
-            seconds: how long to wait.
+            seconds: how long to wait, in seconds.
 
         Returns:
             The prepared data, or an empty `PreparedData` if it is not ready.

@@ -48,7 +48,7 @@ def start_event(
         layout: the layout of the gang.
         layout_before: the layout of the previous gang, None for the first.
         commit: the commit that the gang starts from, None to start from the beginning.
-        refused: how many layouts were rejected because their traces do not fit in memory.
+        refused: number of layouts that were rejected because their traces do not fit in memory.
     """
     reason = f"{layout.world} workers in {train.dtype}"
     fields: EventFields = {
@@ -194,7 +194,7 @@ class EventHistory:
         Args:
             window: seconds before `date` that count as recent.
             date: the present unix time.
-            now: the present monotonic time.
+            now: the present monotonic time, in seconds.
             commit: the step of the newest commit.
         """
         failures = []

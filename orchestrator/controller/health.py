@@ -77,7 +77,7 @@ class Failure:
         Args:
             event: the row of the event.
             ago: how long ago it happened, in seconds.
-            now: the present monotonic time.
+            now: the present monotonic time, in seconds.
         """
         return cls(
             time=now - max(ago, 0.0),

@@ -11,6 +11,7 @@ from orchestrator.checkpoint.commit_store import Store
 from orchestrator.checkpoint.manifest import CommitManifest
 from orchestrator.controller.evaluation_rows import EvaluationRows
 from orchestrator.controller.node_rows import NodeRows
+from orchestrator.controller.rank_lists import RankLists
 from orchestrator.controller.run_copies import RunCopies
 from orchestrator.storage.background_writer import BackgroundWriter
 from orchestrator.storage.document_writer import DocumentWriter
@@ -55,6 +56,7 @@ class RunFiles:
             evaluates_beside, run, store, stored=lambda: copies.tracker.evaluated()
         )
         self.nodes = NodeRows(run, stored=lambda rows: copies.tracker.nodes())
+        self._lists = RankLists()
         # Rows are written before the events that mention them.
         self._row_writers = (self.metrics, self.evaluations.rows, self.nodes.rows, self._events)
         self._documents = DocumentWriter(run)
@@ -66,6 +68,7 @@ class RunFiles:
 
     def add_steps(self, rows: Sequence[Row]) -> None:
         """Add rows of steps. Call it often, because it also starts due writes of all files."""
+        rows = [self._lists.thin(row) for row in rows]
         self.metrics.add(rows)
         if rows:
             self.recent = (*self.recent, *rows)[-RECENT:]

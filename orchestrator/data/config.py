@@ -122,9 +122,9 @@ class Source(StrictModel):
     ) -> str | tuple[str, str] | dict[str, str]:
         """Raise ValueError for an invalid template, or one without a column."""
         named = [field] if isinstance(field, str) else field.values() if isinstance(field, dict) else field
-        for each in named:
-            if not columns_of(each):
-                raise ValueError(f"{each!r} names no column; give one in braces, as in {{text}}")
+        for template in named:
+            if not columns_of(template):
+                raise ValueError(f"{template!r} names no column; give one in braces, as in {{text}}")
         return field
 
 

@@ -186,15 +186,31 @@ class EvaluateSpec(StrictModel):
         return self.where == "beside"
 
     def is_due_beside(self, step: int, last: int) -> bool:
-        """Return whether the commit after `step`, in a run of `last` steps, is to be evaluated beside the run."""
+        """Return whether another worker is to evaluate the commit after a step.
+
+        Args:
+            step: the step.
+            last: the last step of the run.
+        """
         return self.is_beside and self.is_due(step, last)
 
     def is_due(self, step: int, last: int) -> bool:
-        """Return whether to evaluate after `step` of a run of `last` steps."""
+        """Return whether to evaluate after a step.
+
+        Args:
+            step: the step; 0 before the first one.
+            last: the last step of the run.
+        """
         return step in self.at or self.is_regular(step, last)
 
     def due_between(self, after: int, until: int, last: int) -> int:
-        """Return how many of the steps above `after` and up to `until` have an evaluation, in a run of `last` steps."""
+        """Return how many evaluations follow until a step.
+
+        Args:
+            after: the last step that does not count.
+            until: the last step that counts.
+            last: the last step of the run.
+        """
         further = [step for step in set(self.at) if after < step <= until and not self.is_regular(step, last)]
         regular = until // self.every - after // self.every
         if after < last <= until:
@@ -202,7 +218,12 @@ class EvaluateSpec(StrictModel):
         return len(further) + regular
 
     def is_regular(self, step: int, last: int) -> bool:
-        """Return whether to evaluate there regardless of `at`."""
+        """Return whether to evaluate after a step, regardless of `at`.
+
+        Args:
+            step: the step; 0 before the first one.
+            last: the last step of the run.
+        """
         if step in (0, last):
             return self.at_start if step == 0 else self.at_end
         return step % self.every == 0
@@ -279,7 +300,14 @@ def decision_problem(
 
 
 def metric_problem(metric: str, names: list[str], evaluate: EvaluateSpec, objective: str) -> str:
-    """Return why a job with these sets does not measure `metric`, such as validation.loss; empty if it does."""
+    """Return why a job does not measure a metric; empty if it does.
+
+    Args:
+        metric: the metric by its name, such as validation.loss.
+        names: the names of the job's held-out sets.
+        evaluate: the key `evaluate` of the job.
+        objective: the name of the objective.
+    """
     name, _, kind = metric.partition(".")
     available = evaluate.metrics_for(objective)
     if name in names and kind in available:

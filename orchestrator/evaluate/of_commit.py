@@ -18,10 +18,18 @@ from orchestrator.train.task import ENTRY, EVALUATION_PATIENCE, Task
 def evaluate_commit(
     spec: JobSpec, run: RunDir, commit: CommitManifest, sets: Mapping[str, str], raw: bool = False
 ) -> EvaluationRow:
-    """Return the metrics of a commit on the held-out text that `spec` names.
+    """Return the metrics of a commit on held-out text. The run is not changed.
 
-    `sets` are the URIs of sets with separate text. The weights are averaged, if the job has an average, unless `raw`.
-    The run is not changed. Raises InputError if its data is missing, RuntimeError if the evaluation fails.
+    Args:
+        spec: the job, which names the held-out text.
+        run: the run directory.
+        commit: the manifest of the commit.
+        sets: the URIs of the prepared sets that have text of their own, by name.
+        raw: whether to evaluate the weights of training instead of their average, if the job has one.
+
+    Raises:
+        InputError: the prepared data is missing.
+        RuntimeError: the evaluation fails.
     """
     inputs = inputs_of_commit(
         run,
@@ -42,7 +50,15 @@ def evaluate_commit(
 
 
 def row_of(worker: PerWorker, task: Task) -> EvaluationRow:
-    """Return the result of an evaluation task, run on this machine. Raises RuntimeError if it fails."""
+    """Run an evaluation on this machine, and return its row.
+
+    Args:
+        worker: the resources of the process.
+        task: what to evaluate.
+
+    Raises:
+        RuntimeError: it fails.
+    """
     bundle = worker.bundle
     wait = EVALUATION_PATIENCE
     _, result = run_to_the_end(

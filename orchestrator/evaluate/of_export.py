@@ -58,10 +58,15 @@ def is_export(folder: str) -> bool:
 def spec_of_export(
     folder: str, sets: Mapping[str, str], overrides: Sequence[str] = ()
 ) -> tuple[JobSpec, int]:
-    """Return the job that evaluates the model in `folder` on text, and the model's step, 0 if unknown.
+    """Return the job that evaluates the model in a folder on text, and the model's step; 0 if unknown.
 
-    `sets` are the URIs of the text by name. `overrides` of the job have the form a.b=c. Raises InputError for a
-    folder whose model is unknown here, or that cannot be evaluated.
+    Args:
+        folder: the local folder of the export.
+        sets: the URI of the text of each set, by name.
+        overrides: changes of the job, of the form a.b=c.
+
+    Raises:
+        InputError: the model is unknown here, or cannot be evaluated.
     """
     facts = _facts(folder)
     known = facts.get("evaluation")
@@ -135,7 +140,12 @@ def spec_of_export(
 
 
 def notes_of_export(folder: str, workload: WorkloadSpec) -> list[str]:
-    """Return lines for the user about a job from `spec_of_export`: how its numbers differ from the commit's."""
+    """Return lines for the user: how the numbers of an evaluation differ from the commit's.
+
+    Args:
+        folder: the local folder of the export.
+        workload: the key `workload` of the job from `spec_of_export`.
+    """
     known = _facts(folder).get("evaluation")
     options = known.get("options", {}) if isinstance(known, dict) else {}
     if not _lacks_weights(options) or CLASS_WEIGHTS in workload.options:
@@ -162,10 +172,15 @@ def format_of_export(folder: str) -> int:
 
 
 def workload_of_export(spec: JobSpec, needs_weights: bool = True) -> Workload:
-    """Return the workload of a job from `spec_of_export`.
+    """Return the workload of an export.
 
-    Raises InputError, also for a folder that lacks the weights of a part of the model, which would be random. Only
-    without `needs_weights` may the folder have none that transformers reads, such as that of an ONNX model.
+    Args:
+        spec: the job from `spec_of_export`.
+        needs_weights: whether the folder must have weights that transformers reads; an ONNX model has none.
+
+    Raises:
+        InputError: the workload cannot be made, or the folder lacks the weights of a part of the model, which would be
+            random.
     """
     from orchestrator.models.base import Base
     from orchestrator.resolve.training_inputs import load_workload, vocabulary_before_data
@@ -177,7 +192,7 @@ def workload_of_export(spec: JobSpec, needs_weights: bool = True) -> Workload:
         check_none_unread(folder)
         complete = has_weights(folder)
     if needs_weights and not complete:
-        raise InputError("has a configuration and no weights", folder, "give a folder with model.safetensors")
+        raise InputError("has a configuration but no weights", folder, "give a folder with model.safetensors")
     job = resolve(spec)
     data_format = format_of_export(folder)
     workload = load_workload(
@@ -207,7 +222,15 @@ def workload_of_export(spec: JobSpec, needs_weights: bool = True) -> Workload:
 
 
 def tokenizer_of_export(data: DataSpec, workload: WorkloadSpec) -> Tokenizer:
-    """Return the tokenizer of a job from `spec_of_export`. Raises InputError if its folder has none."""
+    """Return the tokenizer of an export.
+
+    Args:
+        data: the key `data` of the job from `spec_of_export`.
+        workload: its key `workload`.
+
+    Raises:
+        InputError: the folder has no tokenizer.
+    """
     from tokenizers import Tokenizer
 
     from orchestrator.data.encoding import tokenizer
@@ -221,10 +244,18 @@ def tokenizer_of_export(data: DataSpec, workload: WorkloadSpec) -> Tokenizer:
 
 
 def chat_of_export(data: DataSpec, workload: WorkloadSpec, tokenizer: Tokenizer) -> Chat | None:
-    """Return how to write prompts as messages for the model of a job from `spec_of_export`.
+    """Return how to write prompts as messages for the model of an export.
 
-    None if it learnt from texts, or if its folder has no chat template. If export.json is silent, a model with a
-    template counts as trained on conversations.
+    If export.json does not say whether the model was trained on conversations, a model with a chat template counts as
+    such.
+
+    Args:
+        data: the key `data` of the job from `spec_of_export`.
+        workload: its key `workload`.
+        tokenizer: the tokenizer of the export.
+
+    Returns:
+        None for a model that was trained on plain text, or if its folder has no chat template.
     """
     from orchestrator.data.prepare.chat_template import dated, find_template
 
@@ -300,7 +331,12 @@ def _facts(folder: str) -> dict[str, Any]:
 
 
 def objective_of(folder: str, architecture: str) -> str:
-    """Return the default objective for evaluating, or training, the model in a folder."""
+    """Return the default objective for evaluating, or training, the model in a folder.
+
+    Args:
+        folder: the local folder.
+        architecture: encoder, decoder or encoder-decoder.
+    """
     tokenizer = Path(folder, "tokenizer.json")
     if architecture == "encoder-decoder" and tokenizer.is_file() and "<extra_id_0>" in tokenizer.read_text():
         return "span_corruption"

@@ -40,10 +40,16 @@ OFFLINE = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"}
 def evaluate_commit_on_tasks(
     run_uri: str, step: int, paths: Sequence[str], best: bool = False
 ) -> EvaluationRow:
-    """Return the row of a run's commit, evaluated on task files in this process, on its CPU.
+    """Evaluate a commit on task files, in this process and on its CPU. Return the row.
 
-    With `best`, take the best commit by checkpoint.keep_best, if there is one. Raises InputError for wrong task
-    files, missing data, or a model that gives no likelihoods.
+    Args:
+        run_uri: the run directory.
+        step: the step of the commit.
+        paths: the task files.
+        best: whether to take the best commit by checkpoint.keep_best instead, if there is one.
+
+    Raises:
+        InputError: a task file is wrong, data is missing, or the model gives no likelihoods.
     """
     tasks = read_tasks(paths, where="evaluate.tasks")
     with _prepared():
@@ -142,8 +148,14 @@ def evaluate_task(
 ) -> dict[str, float]:
     """Return the metrics of one task, with the number of its `examples` and, if any, of those `truncated`.
 
-    `scratch` is a folder for temporary files. Raises InputError for data that does not fit the task, and for a model
-    that gives no likelihoods.
+    Args:
+        subject: the model and its tokenizer.
+        task: the task.
+        progressed: called after each batch.
+        scratch: a folder for temporary files; None for the system's.
+
+    Raises:
+        InputError: the data does not fit the task, or the model gives no likelihoods.
     """
     from lm_eval.evaluator import evaluate
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from workloads.workload import Workload
 
 UNFINISHED = "�"
-"""What a tokenizer gives for a character whose last bytes are still to come."""
+"""The character that a tokenizer returns for incomplete UTF-8."""
 
 Generate = Callable[[Sequence[Sequence[int]], int, Sampling, Ended | None], list[list[int]]]
 """Like `Workload.generate` with a model."""
@@ -98,7 +98,7 @@ class Speaker:
 
 
 class _Pieces:
-    """Hands on text while it grows."""
+    """Passes generated text to a callback while it grows, without characters that may still change."""
 
     def __init__(self, tokenizer: Tokenizer, on_piece: Callable[[str], object], stop: Sequence[str]) -> None:
         self._tokenizer = tokenizer
@@ -109,7 +109,7 @@ class _Pieces:
         self._handed = 0
 
     def more(self, ids: Sequence[int]) -> bool:
-        """Hand on what is certain of the text of `ids`. Return whether it has a stop string."""
+        """Pass on the text that later tokens cannot change. Return whether it contains a stop string."""
         text = self._text(ids)
         if self._cut(text) is not None:
             return True
@@ -117,7 +117,7 @@ class _Pieces:
         return False
 
     def last(self, ids: Sequence[int]) -> tuple[str, bool]:
-        """Hand on the rest. Return the whole text, and whether a stop string ended it."""
+        """Pass on the rest of the text. Return the whole text, and whether a stop string ended it."""
         text = self._text(ids)
         at = self._cut(text)
         text_before_stop = text if at is None else text[:at]

@@ -36,8 +36,15 @@ def subject_of_commit(
 ) -> Subject:
     """Return the model of a run's commit, with the tokenizer that an export of it would have.
 
-    With `best`, take the best commit by checkpoint.keep_best, if there is one. Weights are averaged, if the job has
-    an average, unless `raw`. Raises InputError if the run or its data is missing.
+    Args:
+        run_uri: the run directory.
+        step: the step of the commit.
+        device: where to put the model; None for the CPU.
+        best: whether to take the best commit by checkpoint.keep_best instead, if there is one.
+        raw: whether to take the weights of training instead of their average, if the job has one.
+
+    Raises:
+        InputError: the run or its data is missing.
     """
     from tokenizers import Tokenizer
 
@@ -66,7 +73,16 @@ def subject_of_commit(
 def subject_of_export(
     folder: str, overrides: Sequence[str] = (), device: torch.device | None = None
 ) -> Subject:
-    """Return the model in a folder in the Hugging Face format. Raises InputError if it cannot be read."""
+    """Return the model in a folder in the Hugging Face format.
+
+    Args:
+        folder: the local folder.
+        overrides: changes of the job that evaluates it, of the form a.b=c.
+        device: where to put the model; None for the CPU.
+
+    Raises:
+        InputError: the model cannot be read.
+    """
     from workloads.inference import with_weights
 
     spec, step = spec_of_export(folder, {}, overrides)

@@ -78,10 +78,16 @@ _Loader.add_constructor("!function", lambda loader, node: FunctionName(node.valu
 
 
 def read_tasks(paths: Sequence[str], taken: Sequence[str] = (), where: str = "--tasks") -> list[TaskFile]:
-    """Return the checked tasks of these files. `taken` are names that no task may have.
+    """Return the checked tasks of task files.
 
-    Raises InputError for a file that is missing or not a task, data that is missing or not local, an unknown metric,
-    and if lm-eval is not installed. `where` is the option or key that names the files.
+    Args:
+        paths: the task files.
+        taken: names that no task may have.
+        where: the option or key that names the files, for messages.
+
+    Raises:
+        InputError: a file is missing or not a task, its data is missing or not local, a metric is unknown, or lm-eval
+            is not installed.
     """
     tasks: list[TaskFile] = []
     for path in paths:
@@ -232,8 +238,14 @@ def _generated(document: Mapping[str, Any], where: str) -> int:
 
 
 def max_tokens(settings: Mapping[str, Any], where: str = "generation_kwargs") -> int:
-    """Return the maximum number of tokens that `generation_kwargs` allows. Raises InputError unless it is a positive
-    number.
+    """Return the maximum number of tokens that generation settings allow.
+
+    Args:
+        settings: the `generation_kwargs` of a task.
+        where: the place of the task, for messages.
+
+    Raises:
+        InputError: it is not a positive number.
     """
     limit = next((settings[key] for key in LENGTHS if key in settings), LONGEST)
     if type(limit) is not int or limit < 1:
@@ -244,7 +256,16 @@ def max_tokens(settings: Mapping[str, Any], where: str = "generation_kwargs") ->
 
 
 def check_fits(workload: Workload, tasks: Sequence[TaskFile], where: str) -> None:
-    """Raise InputError for a model that gives no likelihoods, or a task that leaves no room for its prompts."""
+    """Check that a model can be evaluated on tasks.
+
+    Args:
+        workload: the model.
+        tasks: the tasks.
+        where: the option or key that names the tasks, for messages.
+
+    Raises:
+        InputError: the model gives no likelihoods, or a task leaves no room for its prompts.
+    """
     from workloads.model.score import check_scores, longest
 
     with wrong_input(where):

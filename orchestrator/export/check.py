@@ -22,7 +22,16 @@ def check_export_target(export_to: str | None) -> None:
 
 
 def check_export(checkpoint: CheckpointSpec, workload: Any, quantize: QuantizeSpec | None = None) -> None:
-    """Check that the model's checkpoints can be exported in the form that the job asks for. Raises InputError."""
+    """Check that the model's checkpoints can be exported in the form that the job asks for.
+
+    Args:
+        checkpoint: the key `checkpoint` of the job.
+        workload: the model.
+        quantize: the key `quantize` of the job; None without one.
+
+    Raises:
+        InputError: they cannot.
+    """
     if not checkpoint.export:
         return
     with wrong_input("checkpoint.export"):

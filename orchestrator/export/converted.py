@@ -22,6 +22,7 @@ FORM = "--form"
 NAMES = "--names"
 NUMBERS = "--numbers"
 MEAN_BITS = "--mean-bits"
+MAX_BYTES = "--max-bytes"
 EXPORT = "checkpoint.export"
 
 
@@ -36,6 +37,7 @@ class Conversion:
         scheme: how linear layers are quantised; "none" if they are not, although the job trains for it; None for the
             job's.
         mean_bits: weights of `scheme` that lose most in int4 get int8, up to this mean of bits; None for no other.
+        max_bytes: the same, up to this many bytes of all tensors of the export.
     """
 
     form: str
@@ -43,6 +45,7 @@ class Conversion:
     numbers: str | None = None
     scheme: Scheme | Literal["none"] | None = None
     mean_bits: float | None = None
+    max_bytes: int | None = None
 
 
 def form_option(
@@ -51,10 +54,19 @@ def form_option(
     numbers: str | None,
     scheme: Scheme | Literal["none"] | None = None,
     mean_bits: float | None = None,
+    max_bytes: int | None = None,
 ) -> Any:
-    """Return the argument of `export` for these options of the command.
+    """Return the argument of `export` for the options of a command. None stands for an option that is not given.
 
-    Raises InputError if they do not fit together, or if a package is not installed.
+    Args:
+        form: the form of the export, such as hf, adapter, dcp or gguf.
+        names: the names of the tensors in a dcp export.
+        numbers: the format of the matrices, in forms that have several.
+        scheme: the quantisation of an hf export, or none for full precision.
+        mean_bits: mean number of bits per weight, 4 to 8.
+
+    Raises:
+        InputError: the options do not fit together, or a package is not installed.
     """
     if names is not None and form != DCP:
         raise InputError(f"{names} is for {FORM} dcp", NAMES, f"leave it out, or add {FORM} dcp")
@@ -64,8 +76,10 @@ def form_option(
         _check_numbers(form, numbers)
     if mean_bits is not None:
         _check_mean_bits(mean_bits, scheme)
+    if max_bytes is not None:
+        _check_max_bytes(max_bytes, mean_bits, scheme)
     if form in (None, "hf") and scheme is not None:
-        return Conversion("hf", scheme=scheme, mean_bits=mean_bits)
+        return Conversion("hf", scheme=scheme, mean_bits=mean_bits, max_bytes=max_bytes)
     if form in (None, "hf", "adapter", "safetensors"):
         return form
     if form not in forms_of_commits():
@@ -92,12 +106,27 @@ def _check_numbers(form: str | None, numbers: str) -> None:
 
 def _check_mean_bits(mean_bits: float, scheme: Scheme | Literal["none"] | None) -> None:
     """Raise InputError if no weights in int4 can have this mean of bits."""
-    if not isinstance(scheme, Scheme) or scheme.weights != "int4":
-        raise InputError("is for --quantize int4", MEAN_BITS, "add --quantize int4, or leave it out")
+    _check_int4(scheme, MEAN_BITS)
     if not 4 < mean_bits < 8:
         raise InputError(
             f"{mean_bits:g} is not between 4 and 8, the bits of int4 and int8", MEAN_BITS, "give such as 5"
         )
+
+
+def _check_max_bytes(
+    max_bytes: int, mean_bits: float | None, scheme: Scheme | Literal["none"] | None
+) -> None:
+    """Raise InputError if a number of bytes cannot bound an export. Whether int4 fits is known once it is made."""
+    _check_int4(scheme, MAX_BYTES)
+    if mean_bits is not None:
+        raise InputError(f"and {MEAN_BITS} each say how many weights get int8", MAX_BYTES, "give one of them")
+    if max_bytes < 1:
+        raise InputError(f"{max_bytes} is no number of bytes", MAX_BYTES, "give the bytes of the export")
+
+
+def _check_int4(scheme: Scheme | Literal["none"] | None, option: str) -> None:
+    if not isinstance(scheme, Scheme) or scheme.weights != "int4":
+        raise InputError("is for --quantize int4", option, "add --quantize int4, or leave it out")
 
 
 def form_of(checkpoint: CheckpointSpec) -> Any:
@@ -109,9 +138,14 @@ def form_of(checkpoint: CheckpointSpec) -> Any:
 
 
 def check_conversion(conversion: Conversion, workload: Workload) -> None:
-    """Raise InputError or WorkloadError if the form does not support the model, judging by its configuration and names.
+    """Check that a form supports the model, judging by its configuration and names. The tokenizer is checked later.
 
-    The tokenizer is checked later, when there is one.
+    Args:
+        conversion: the form and its options.
+        workload: the model.
+
+    Raises:
+        InputError, WorkloadError: it does not.
     """
     paired = bool(getattr(workload.config, "generator", 0))
     if conversion.form != DCP:
@@ -119,7 +153,9 @@ def check_conversion(conversion: Conversion, workload: Workload) -> None:
         check_packages(form, EXPORT)
         form.check(workload.hf_config(), paired)
     elif paired:
-        raise WorkloadError("a pair of two networks has no common names; set checkpoint.export to hf")
+        raise WorkloadError(
+            "a generator and its discriminator have no common names; set checkpoint.export to hf"
+        )
     elif conversion.names != "hf":
         from workloads.hf.files.name_maps import written
 

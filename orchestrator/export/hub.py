@@ -82,12 +82,12 @@ def push(folder: str, repo: str, private: bool, must_be_private: bool = False) -
         status = error.response.status_code if error.response is not None else 0
         if status in (400, 401, 403, 404, 409):
             raise InputError(
-                f"the Hub refuses it ({line})", f"{WHERE} {repo}", "check the token's rights"
+                f"the Hub refused the upload ({line})", f"{WHERE} {repo}", "check the token's rights"
             ) from None
-        raise RuntimeError(f"the Hub did not take {repo} ({line}); the export is in {folder}") from None
+        raise RuntimeError(f"the Hub did not accept {repo} ({line}); the export is in {folder}") from None
     except InputError:
         raise
     except Exception as error:  # each version of huggingface_hub has the errors of another HTTP library
         line = redact_message(" ".join(f"{type(error).__name__}: {error}".split()))[:300]
-        raise RuntimeError(f"the Hub did not take {repo} ({line}); the export is in {folder}") from None
+        raise RuntimeError(f"the Hub did not accept {repo} ({line}); the export is in {folder}") from None
     return str(address)

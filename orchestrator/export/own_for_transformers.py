@@ -93,11 +93,22 @@ def check_folder(
     folder: str,
     needs: tuple[str, ...],
 ) -> float:
-    """Load the folder in a process that has neither this project nor the user's folder, and return the largest
-    difference of losses and logits there to those here.
+    """Load an export of an own model in a process that has neither this project nor the user's folder.
+
+    Args:
+        data: the key `data` of the job.
+        seed: the seed of the run.
+        tokens: the prepared data.
+        workload: the model and its objective.
+        read: returns a tensor of the commit by its name.
+        folder: the local folder of the export.
+        needs: names of installed packages that the exported code imports.
+
+    Returns:
+        The largest difference of losses and logits there to those here.
 
     Raises:
-        RuntimeError: it does not load, or the difference is too large.
+        RuntimeError: the folder does not load, or the difference is too large.
     """
     from safetensors.torch import save_file
 

@@ -41,11 +41,20 @@ def write_adapter(
     folder: str,
     batches: Iterable[Batch],
 ) -> float:
-    """Write the adapter to the local `folder`.
+    """Write an adapter in peft's format.
 
-    Returns the largest difference between the outputs of our model and of what peft loads from there onto the base,
-    on `batches`. `read` returns a tensor of the commit by its name. Raises RuntimeError if the difference is too
-    large.
+    Args:
+        spec: the key `workload` of the job.
+        workload: the model with its adapter.
+        read: returns a tensor of the commit by its name.
+        folder: a local folder.
+        batches: batches on which both models are compared.
+
+    Returns:
+        The largest difference between the outputs of our model and of the base with the adapter as peft loads it.
+
+    Raises:
+        RuntimeError: the difference is too large.
     """
     from workloads.adapters.adapter import PROMPTS
     from workloads.hf.check.compare import TOLERANCE, difference

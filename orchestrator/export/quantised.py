@@ -14,7 +14,16 @@ from pydantic import ValidationError
 from orchestrator.checkpoint.config import CheckpointSpec
 from orchestrator.config.errors import InputError
 from orchestrator.config.records import REFERENCED, REWARDED
-from orchestrator.export.converted import DCP, FORM, MEAN_BITS, NUMBERS, Conversion, check_packages, form_of
+from orchestrator.export.converted import (
+    DCP,
+    FORM,
+    MAX_BYTES,
+    MEAN_BITS,
+    NUMBERS,
+    Conversion,
+    check_packages,
+    form_of,
+)
 from orchestrator.export.kinds import QUANTISED, ExportForm, Plain, Written, form_named, with_numbers
 from orchestrator.quantize.config import QuantizeSpec
 from orchestrator.resolve.resolved_job import wrong_input
@@ -41,9 +50,16 @@ AT_ONCE = 8
 def scheme_option(
     form: str | None, quantize: str | None, group: str | None, activations: str | None
 ) -> Scheme | Literal["none"] | None:
-    """Return the quantisation that options of the command name; None for that of the job.
+    """Return the quantisation that the options of a command name; None for that of the job.
 
-    Raises InputError if they do not fit together.
+    Args:
+        form: the form of the export; None for that of the job.
+        quantize: int8, int4 or none.
+        group: number of weights that share a scale, or row.
+        activations: none or dynamic.
+
+    Raises:
+        InputError: the options do not fit together.
     """
     if quantize is None:
         for option, value in (("--group", group), ("--activations", activations)):
@@ -68,9 +84,15 @@ def scheme_option(
 
 
 def with_scheme(conversion: Conversion, quantize: QuantizeSpec | None, where: str = FORM) -> Conversion:
-    """Return what is asked for with the quantisation that the job trains for, unless the command names another.
+    """Return a form with the quantisation that the job trains for, unless the command names another.
 
-    Raises InputError if the format cannot store it.
+    Args:
+        conversion: the form and its options.
+        quantize: the key `quantize` of the job; None without one.
+        where: the option or key that names the form, for messages.
+
+    Raises:
+        InputError: the form cannot store the quantised weights.
     """
     if conversion.scheme is not None or quantize is None:
         return replace(conversion, scheme=None) if conversion.scheme == FULL else conversion
@@ -111,8 +133,14 @@ def check_quantised(conversion: Conversion, workload: Workload) -> None:
 
 
 def hf_weights(scheme: Scheme, workload: Workload) -> Mapping[str, Sequence[str]]:
-    """Return transformers' names of the weights that a scheme quantises, with our weights of each. Raises
-    WorkloadError if there are none.
+    """Return transformers' names of the weights that a scheme quantises, with our weights of each.
+
+    Args:
+        scheme: the quantisation.
+        workload: the model.
+
+    Raises:
+        WorkloadError: there are no such weights.
     """
     import torch
 
@@ -129,9 +157,14 @@ def hf_weights(scheme: Scheme, workload: Workload) -> Mapping[str, Sequence[str]
 
 
 def schemes_by_name(scheme: Scheme, weights: Mapping[str, Sequence[str]]) -> dict[str, Scheme]:
-    """Return how each of transformers' matrices from `hf_weights` is rounded.
+    """Return how each matrix of transformers is rounded, by its name.
 
-    Raises WorkloadError if one of them would have weights in two formats.
+    Args:
+        scheme: the quantisation.
+        weights: the matrices, as `hf_weights` returned them.
+
+    Raises:
+        WorkloadError: a matrix would have weights in two formats.
     """
     result = {}
     for name, ours in sorted(weights.items()):
@@ -189,9 +222,15 @@ def _spread(read: SampleReader) -> Iterator[Batch]:
 
 
 def resolved_form(form: Any, checkpoint: CheckpointSpec, quantize: QuantizeSpec | None) -> Any:
-    """Return what to export: the form that is asked for, else the job's, with the quantisation that the job trains for.
+    """Return what to export, with the quantisation that the job trains for.
 
-    Raises InputError if they do not fit.
+    Args:
+        form: the form that a command asks for; None for that of the job.
+        checkpoint: the key `checkpoint` of the job.
+        quantize: its key `quantize`; None without one.
+
+    Raises:
+        InputError: form and quantisation do not fit together.
     """
     result = form or form_of(checkpoint)
     if result is None and quantize and quantize.scheme.is_of_gguf:
@@ -235,8 +274,8 @@ def write_converted(
         chosen = None
         if scheme:
             names = hf_weights(scheme, model.workload)
-            if conversion.mean_bits is not None:
-                scheme, mixed = _mixed(model, scheme, names, conversion.mean_bits, folder)
+            if conversion.mean_bits is not None or conversion.max_bytes is not None:
+                scheme, mixed = _mixed(model, conversion, names, plain, folder)
             chosen = schemes_by_name(scheme, names)
         written = form.write(
             Plain(
@@ -251,27 +290,62 @@ def write_converted(
         )
     if not (scheme or numbers in form.rounded):
         return written, {}
+    if conversion.max_bytes is not None:
+        mixed["bytes"] = sum(_tensor_bytes(folder).values())
+        if mixed["bytes"] > conversion.max_bytes:  # rows that are no multiple of 8 are filled up
+            problem = (
+                f"the export has {mixed['bytes']:,} bytes, because its rows are filled up to multiples of 8"
+            )
+            raise InputError(problem, f"{MAX_BYTES} {conversion.max_bytes}", "give a smaller number")
     is_trained = model.spec.quantize is not None
     facts = facts_of(form, numbers, scheme, is_trained=is_trained, kept=written.kept)
     facts["quantized"] |= mixed
     return written, facts
 
 
+def bytes_in_int4(plain: str, names: Collection[str], scheme: Scheme) -> int:
+    """Return the bytes of all tensors of the export in `plain` once the weights `names` are rounded to int4."""
+    from workloads.hf.files.weight_files import Weights
+
+    shapes = {name: Weights(plain).shape(name) for name in names}
+    full = sum(size for name, size in _tensor_bytes(plain).items() if name not in shapes)
+    return full + sum(scheme.bytes_of(*shape) for shape in shapes.values())
+
+
+def _tensor_bytes(folder: str) -> dict[str, int]:
+    """Return the bytes of each tensor in the safetensors files of a folder, by its name there."""
+    from safetensors import safe_open
+
+    result: dict[str, int] = {}
+    for path in sorted(Path(folder).glob("*.safetensors")):
+        with safe_open(path, "pt") as file:
+            result |= {name: file.get_tensor(name).nbytes for name in file.keys()}  # noqa: SIM118
+    return result
+
+
 def _mixed(
-    model: CommitModel, scheme: Scheme, names: Mapping[str, Sequence[str]], mean_bits: float, folder: str
+    model: CommitModel, conversion: Conversion, names: Mapping[str, Sequence[str]], plain: str, folder: str
 ) -> tuple[Scheme, dict[str, Any]]:
     """Return a scheme with int8 for the weights that lose most in int4, and what export.json says of it.
 
-    Writes the plan to BITS. Measures on held-out text if the run has a share of it, else on training samples.
+    Writes the plan to BITS. Measures on held-out text if the run has a share of it, else on training samples. Raises
+    InputError if the export has more bytes than wanted with all weights in int4.
     """
     from orchestrator.data.samples.held_out_set import split_set
     from orchestrator.data.samples.held_out_split import split
-    from orchestrator.quantize.mixed_bits import chosen_for_int8, mean_bits_of, measure, table
+    from orchestrator.quantize import mixed_bits
 
+    scheme, max_bytes = conversion.scheme, conversion.max_bytes
+    option = MEAN_BITS if max_bytes is None else MAX_BYTES
+    assert isinstance(scheme, Scheme)
     if (objective := model.spec.workload.objective) in (*REFERENCED, *REWARDED):
         raise WorkloadError(
-            f"{MEAN_BITS} measures the loss, and that of {objective} needs a reference or answers; leave it out"
+            f"{option} measures the loss, and that of {objective} needs a reference or answers; leave it out"
         )
+    spare = 0
+    if max_bytes is not None and (spare := max_bytes - (least := bytes_in_int4(plain, names, scheme))) < 0:
+        hint = f"give at least {least}"
+        raise InputError(f"the export has {least:,} bytes with all in int4", f"{option} {max_bytes}", hint)
     held_out = model.spec.data.validation and model.spec.data.validation.share
     workload, tokens = model.workload, model.tokens
     if held_out:
@@ -280,10 +354,13 @@ def _mixed(
         batches = calibration(tokens, workload)
     samples = "held-out samples" if held_out else "training samples"
     together = dict.fromkeys(map(tuple, names.values()))
-    exact, measured = measure(workload, model.read, scheme, together, [*batches])
-    int8 = chosen_for_int8(measured, mean_bits)
-    Path(folder, BITS).write_text(table(exact, measured, int8, samples))
-    facts = {"mean_bits": round(mean_bits_of(measured, int8), 4), "measured_on": samples}
+    exact, measured = mixed_bits.measure(workload, model.read, scheme, together, [*batches])
+    room = mixed_bits.room_by_bytes(spare)
+    if conversion.mean_bits is not None:
+        room = mixed_bits.room_by_mean(measured, conversion.mean_bits)
+    int8 = mixed_bits.chosen_for_int8(measured, room)
+    Path(folder, BITS).write_text(mixed_bits.table(exact, measured, int8, samples))
+    facts = {"mean_bits": round(mixed_bits.mean_bits_of(measured, int8), 4), "measured_on": samples}
     return replace(scheme, int8=tuple(int8)), facts
 
 

@@ -151,8 +151,12 @@ def _probe(folder: str) -> None:
 def publish(folder: str, target: str, retry: Retry) -> None:
     """Replace an earlier export at the target by a finished draft.
 
-    On an object store, export.json is written last, and files of the earlier export that the new one lacks are
-    removed.
+    On an object store, export.json is written last, and files of the earlier export that the new one lacks are removed.
+
+    Args:
+        folder: the local folder with the draft.
+        target: a path or URI.
+        retry: repeats failed calls of the store.
     """
     if is_local(target):
         _move(folder, local_path(target))

@@ -28,9 +28,15 @@ ACCOMPANYING = (
 
 
 def write_tokenizer(tokens: Tokens, workload: Workload, data: DataSpec, folder: str) -> None:
-    """Write the tokenizer of `tokens` to `folder`, with the files that came with it.
+    """Write the tokenizer of the prepared data, with the files that came with it.
 
     A tokenizer that adds special tokens itself stays unchanged. Any other gets those of the objective.
+
+    Args:
+        tokens: the prepared data.
+        workload: the model and its objective.
+        data: the key `data` of the job.
+        folder: a local folder.
     """
     tokenizer = tokens.tokenizer()
     if not _adds_tokens(tokenizer):

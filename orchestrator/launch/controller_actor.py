@@ -44,7 +44,8 @@ class ControllerActor:
             run_uri: the run directory.
             until: a step to stop at, None for none.
             faults: faults to inject, for tests.
-            priority: the run's priority in the cluster's queue; None if it has the cluster to itself.
+            priority: the run's priority in the cluster's queue, higher ones first; None if the run has the cluster to
+                itself.
             launched: unix time of the command that started the run.
             shared: the name of a process on this machine that has the imports of ranks done, empty without one.
         """

@@ -39,7 +39,7 @@ def finished_summary(run_dir: RunDir) -> dict[str, Any] | None:
 
 
 class PastRun:
-    """What the run in a directory has done of a job already."""
+    """The part of a job that the run in a directory has done already."""
 
     def __init__(self, job: JobSpec, run_dir: RunDir) -> None:
         self._job = job

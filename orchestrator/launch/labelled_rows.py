@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any
@@ -114,6 +114,44 @@ def labelled_rows(
     order = names or sorted(counts, key=_sort_key)
     labels = {} if objective == REGRESSION else {name: counts[name] for name in order}
     return Labelled(objective, field, labels, len(rows), more)
+
+
+def labels_of_sources(found: Mapping[str, Labelled]) -> tuple[str, ...]:
+    """Return the labels of several sources together, each once, as training takes them from all sources.
+
+    If each source has its labels in their sorted order, so has the result. Otherwise a schema or dataset card gives an
+    order: the labels of the first source come first, then what each further one adds.
+
+    Args:
+        found: what the rows of each source are for, by its URI.
+
+    Raises InputError if two sources contradict: they fit different objectives, or one numbers the labels that the other
+    names.
+    """
+    labels = list(dict.fromkeys(label for each in found.values() for label in each.labels))
+    if all([*each.labels] == sorted(each.labels, key=_sort_key) for each in found.values()):
+        labels.sort(key=_sort_key)
+    first, *others = found
+    for uri in others:
+        one, other = found[first], found[uri]
+        if other.objective != one.objective:
+            problem = f"its rows fit {other.objective}, and those of {first} fit {one.objective}"
+            raise InputError(problem, uri, "use sources whose labels are of one kind")
+        if {_are_numbers(one.labels), _are_numbers(other.labels)} == {True, False}:
+            problem = f"its labels are {_some(other.labels)}, and those of {first} are {_some(one.labels)}"
+            raise InputError(problem, uri, "write the same names of labels in both")
+    return tuple(labels)
+
+
+def _are_numbers(labels: Iterable[str]) -> bool | None:
+    """Return whether labels are all numbers, or all names; None for a mixture or for none."""
+    kinds = {_number(label) is not None for label in labels}
+    return kinds.pop() if len(kinds) == 1 else None
+
+
+def _some(labels: Iterable[str]) -> str:
+    shown = [*labels]
+    return ", ".join(shown[:5]) + (", ..." if len(shown) > 5 else "")
 
 
 def _read_rows(files: Sequence[tuple[Any, str, Kind]], uri: str) -> Iterator[dict[str, Any]]:

@@ -62,7 +62,7 @@ class PlannedJob:
 
     @cached_property
     def rollouts(self) -> RolloutPlan | None:
-        """What is predicted of rollouts, and the fastest split of the workers; None without rollouts."""
+        """The prediction of the rollouts, with the fastest split of the workers; None without rollouts."""
         from orchestrator.planner.demand import demand_of
 
         return plan_rollouts(demand_of(self.job.spec), self.job.shape, self.plan, self.verdicts)

@@ -45,7 +45,7 @@ def run(
         address: the cluster to run on, None to start Ray on this machine.
         show: gets the status several times a second, and before the first one what the command waits for.
         faults: faults to inject, for tests.
-        priority: the priority in the cluster's queue.
+        priority: the priority in the cluster's queue; higher ones run first.
         launched: unix time at which the run's ledger begins, 0 for now.
 
     Raises:

@@ -115,7 +115,7 @@ def entrypoint(name: str, document: Mapping[str, Any], run: RunDir, until: int |
         document: its job file, as plain data.
         run: the run directory.
         until: a step to stop at, None for none.
-        priority: the priority in the cluster's queue.
+        priority: the priority in the cluster's queue; higher ones run first.
 
     Raises:
         InputError: the job or the run directory's address carries a credential, which everyone who lists jobs could
@@ -169,7 +169,7 @@ def submit(
         name: the name of the job.
         command: the shell command that drives its run, see `entrypoint`.
         run: the run directory.
-        priority: the priority in the cluster's queue.
+        priority: the priority in the cluster's queue; higher ones run first.
         runtime_env: Ray's runtime environment.
 
     Returns:

@@ -386,7 +386,11 @@ def commit_of(base: Base, retry: Retry | None = None) -> tuple[Store, CommitMani
     store = Store(RunDir(base.uri).commits, retry=retry)
     manifest = store.manifest(base.step)
     if digest(manifest.to_bytes()) != base.digest:
-        raise InputError(f"the commit at step {base.step} is another one", base.uri, RESTORE_OR_START)
+        raise InputError(
+            f"the commit at step {base.step} is not the one that the run began with",
+            base.uri,
+            RESTORE_OR_START,
+        )
     return store, manifest
 
 

@@ -31,7 +31,7 @@ class TrackingSpec(StrictModel):
 
 @dataclass(frozen=True)
 class TrackedJob:
-    """What MLflow shows of a job, and where.
+    """The parts of a job that MLflow shows, and the server.
 
     Attributes:
         name: of the run.
@@ -50,7 +50,7 @@ class TrackedJob:
 
 @dataclass(frozen=True)
 class SummarisedJob:
-    """What the summary of a run says of its job, and what it counts its cost by.
+    """The parts of a job that the summary of its run contains, and the prices of its cost.
 
     Attributes:
         name, objective: of the job.

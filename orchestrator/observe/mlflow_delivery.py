@@ -83,7 +83,7 @@ class _Waiting:
 
 
 class Tracker:
-    """Copies a run to one MLflow run for all attempts. Does nothing without a server."""
+    """Copies all attempts of a run to one MLflow run. Does nothing if the job names no server."""
 
     def __init__(
         self,

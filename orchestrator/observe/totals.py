@@ -13,6 +13,7 @@ from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 from orchestrator.observe.energy import Measured, measured
@@ -26,6 +27,8 @@ GANG_PHASES = frozenset({"start", "train"})
 CHARTED = ("reward", "loss", "tokens_per_second", "grad_norm", "answer_tokens")
 ROLLOUT = ("transfer", "generate", "reward")
 """The parts of a rollout within a step: sending weights, waiting for answers, and their rewards."""
+FIRST_OF_ROLLOUT = "transfer_seconds"
+"""The row of a rollout's first step alone has this field."""
 LONGEST_OF = 20
 MOST_LAYERS = 60
 """Steps whose statistics by layer are kept for the report. It is even, so that thinning keeps like distances."""
@@ -73,7 +76,7 @@ class PhaseTime:
             self._overlap_left = micros(row["overlapped_seconds"])
         overlapped = min(self._overlap_left, step_seconds)
         self.overlapped += overlapped
-        is_first_of_rollout = "transfer_seconds" in row
+        is_first_of_rollout = FIRST_OF_ROLLOUT in row
         self._overlap_left = 0 if is_first_of_rollout else self._overlap_left - overlapped
         self.last = max(self.last, time)
 
@@ -289,8 +292,21 @@ def totals_of(run: RunDir) -> RunTotals:
 
 
 def median_step(rows: Sequence[Row]) -> float:
-    """Return the median seconds of these steps; 0 without any."""
-    return statistics.median(row["step_seconds"] for row in rows) if rows else 0.0
+    """Return the median seconds of these steps; 0 without any.
+
+    The steps of a rollout count with their mean, because the first of them waits for the answers of all.
+    """
+    firsts = [index for index, row in enumerate(rows) if FIRST_OF_ROLLOUT in row]
+    rollouts = [rows[first:after] for first, after in pairwise([*firsts, len(rows)])] or [
+        [row] for row in rows
+    ]
+    steps = max(map(len, rollouts), default=0)  # of a rollout; the last one may not be complete
+    means = (
+        statistics.mean(row["step_seconds"] for row in rollout)
+        for rollout in rollouts
+        if len(rollout) == steps
+    )
+    return statistics.median(means) if rollouts else 0.0
 
 
 def longest_step(rows: Sequence[Row]) -> float:

@@ -28,27 +28,55 @@ from orchestrator.parallel.mesh import ProcessGroup
 
 
 def copy(x: Tensor, group: ProcessGroup) -> Tensor:
-    """Forward: identity; backward: sum over the group. For the input of column-parallel layers."""
+    """Forward: identity; backward: sum over the group. For the input of column-parallel layers.
+
+    Args:
+        x: a tensor of any shape, the same shape on all ranks.
+        group: the ranks.
+    """
     return x if group.size == 1 else _Copy.apply(x, group)
 
 
 def reduce(x: Tensor, group: ProcessGroup) -> Tensor:
-    """Forward: sum over the group; backward: identity. For the output of row-parallel layers."""
+    """Forward: sum over the group; backward: identity. For the output of row-parallel layers.
+
+    Args:
+        x: a tensor of any shape, the same shape on all ranks.
+        group: the ranks.
+    """
     return x if group.size == 1 else _Reduce.apply(x, group)
 
 
 def gather(x: Tensor, dim: int, group: ProcessGroup) -> Tensor:
-    """Forward: all-gather along `dim`; backward: reduce-scatter."""
+    """Forward: all-gather along `dim`; backward: reduce-scatter.
+
+    Args:
+        x: this rank's part.
+        dim: the dimension that is divided over the ranks.
+        group: the ranks.
+    """
     return x if group.size == 1 else _Gather.apply(x, dim, group)
 
 
 def scatter(x: Tensor, dim: int, group: ProcessGroup) -> Tensor:
-    """Forward: reduce-scatter along `dim`; backward: all-gather. The inverse of `gather`."""
+    """Forward: reduce-scatter along `dim`; backward: all-gather. The inverse of `gather`.
+
+    Args:
+        x: a full tensor, of which each rank has its own summand.
+        dim: the dimension that is divided over the ranks.
+        group: the ranks.
+    """
     return x if group.size == 1 else _Scatter.apply(x, dim, group)
 
 
 def split(x: Tensor, dim: int, group: ProcessGroup) -> Tensor:
-    """Forward: this rank's part of a tensor that is the same on all ranks; backward: all-gather."""
+    """Forward: this rank's part of a tensor that is the same on all ranks; backward: all-gather.
+
+    Args:
+        x: the full tensor.
+        dim: the dimension that is divided over the ranks.
+        group: the ranks.
+    """
     return x if group.size == 1 else _Split.apply(x, dim, group)
 
 
@@ -57,12 +85,24 @@ def join(x: Tensor, dim: int, group: ProcessGroup) -> Tensor:
 
     For a result that all ranks then use in the same computation: each has the full gradient, so a sum would count it
     once per rank.
+
+    Args:
+        x: this rank's part.
+        dim: the dimension that is divided over the ranks.
+        group: the ranks.
     """
     return x if group.size == 1 else _Join.apply(x, dim, group)
 
 
 def exchange(x: Tensor, received: Sequence[int], sent: Sequence[int], group: ProcessGroup) -> Tensor:
-    """Send the next `sent[i]` rows to rank i; return the `received[i]` rows that come from each, in rank order."""
+    """Send rows to each rank and return the rows from each, in rank order (all-to-all).
+
+    Args:
+        x: the rows, sorted by the rank that they go to.
+        received: number of rows that come from each rank.
+        sent: number of rows that go to each rank.
+        group: the ranks.
+    """
     return x if group.size == 1 else _Exchange.apply(x, list(received), list(sent), group)
 
 
@@ -80,7 +120,13 @@ def summed(x: Tensor, group: ProcessGroup) -> Tensor:
 
 
 def gathered(x: Tensor, dim: int, group: ProcessGroup) -> Tensor:
-    """Return the equal parts of all ranks along `dim`, in rank order, without a gradient."""
+    """Return the equal parts of all ranks along `dim`, in rank order, without a gradient.
+
+    Args:
+        x: this rank's part.
+        dim: the dimension that is divided over the ranks.
+        group: the ranks.
+    """
     if group.size == 1:
         return x
     # The collective concatenates along the first dimension, so `dim` moves there and back.

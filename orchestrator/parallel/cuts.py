@@ -23,10 +23,19 @@ EMBEDDING = 2
 def cuts(
     layers: int, pp: int, schedule: str, virtual: int, first: float, head: float, bare_ends: bool
 ) -> tuple[tuple[int, int], ...]:
-    """Return (first_less, last_less) of the cuts to try, those first whose busiest rank has least to compute.
+    """Return (first_less, last_less) of the cuts of a pipeline to try, those first whose busiest rank has least to
+    compute.
 
-    `first` and `head` are the times of embedding and head in layers. With `bare_ends` the first and the last stage may
-    have no layer. Among equal cuts the usual one comes first.
+    Among equal cuts the usual one comes first.
+
+    Args:
+        layers: number of layers of the model.
+        pp: number of pipeline ranks.
+        schedule: the name of the schedule.
+        virtual: number of stages per rank.
+        first: time of the embedding, in units of the time of a layer.
+        head: time of the head, in the same unit.
+        bare_ends: whether the first and the last stage may have no layer.
     """
     by_rank: dict[tuple[int, ...], tuple[int, int]] = {}
     usual = Layout(pp, schedule=schedule, virtual=virtual)

@@ -89,7 +89,7 @@ class Device:
         model. Only layers that share weights use it again.
 
         Args:
-            zero: the ZeRO stage.
+            zero: the ZeRO stage, 0 to 3.
             shares_layers: whether several layers of the model have the same weights.
         """
         return dataclasses.replace(self, keeps_casts=zero < 3 or shares_layers, keeps_weights=zero < 2)

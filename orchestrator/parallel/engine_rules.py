@@ -22,8 +22,14 @@ def engine_problems(
 ) -> list[str]:
     """Return every reason why the layout's engine cannot run this job, each with a hint; empty if it can.
 
-    `prunes`: whether the job prunes weights. `verifies`: whether it computes steps again. `speaks`: whether it
-    continues prompts while it trains.
+    Args:
+        train: the key `train` of the job.
+        workload: the key `workload`.
+        on_gpu: number of GPUs per worker, 0 or 1.
+        layout: the layout.
+        prunes: whether the job prunes weights.
+        verifies: whether it computes steps again.
+        speaks: whether it continues prompts while it trains.
     """
     problems, train = [], train
     if train.compile and layout.pp > 1 and layout.schedule in SPLIT:

@@ -48,7 +48,7 @@ def shard_fully(model: nn.Module, blocks: Iterable[nn.Module], mesh: Mesh, zero:
         model: a stage of the model, on the meta device and already cut to this rank.
         blocks: its layers.
         mesh: the process groups.
-        zero: 2 or 3.
+        zero: the ZeRO stage, 2 or 3.
         device: this rank's device and compute dtype.
     """
     kind = device.device.type

@@ -87,7 +87,12 @@ class Layout:
         return self.pp * (self.virtual if self.pp > 1 and self.schedule in SEVERAL_STAGES else 1)
 
     def layers_of(self, layers: int, stage: int) -> tuple[int, int]:
-        """Return (first layer, number of layers) of a stage of a model with `layers` layers."""
+        """Return (first layer, number of layers) of a stage.
+
+        Args:
+            layers: number of layers of the model.
+            stage: number of the stage, from 0.
+        """
         return layers_of(layers, stage, self.stages, self.first_less, self.last_less)
 
     def stages_of(self, pipeline_rank: int) -> list[int]:
@@ -137,7 +142,12 @@ class Layout:
         return -(-(global_batch // self.micro_batch) // self.dp)
 
     def problems(self, shape: ModelShape, global_batch: int) -> list[str]:
-        """Return one line with a hint for every rule that this layout breaks for a model; empty if it is legal."""
+        """Return one line with a hint for every rule that this layout breaks for a model; empty if it is legal.
+
+        Args:
+            shape: the sizes of the model.
+            global_batch: number of samples per step.
+        """
         return [
             *split_problems(self, shape),
             *_teacher_problems(self, shape),

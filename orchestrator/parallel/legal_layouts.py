@@ -16,7 +16,14 @@ from orchestrator.parallel.layout import SCHEDULES, Layout, ModelShape, batch_pr
 def legal(
     shape: ModelShape, world: int, global_batch: int, micro_batches: Sequence[int] = (1,)
 ) -> Iterator[Layout]:
-    """Yield every legal layout of a model on exactly `world` ranks, without recomputation."""
+    """Yield every legal layout of a model, without recomputation.
+
+    Args:
+        shape: the sizes of the model.
+        world: the exact number of ranks.
+        global_batch: number of samples per step.
+        micro_batches: the micro-batch sizes to try, in samples.
+    """
     degrees = divisors(world)
     for pp, cp, tp in itertools.product(degrees, degrees, degrees):
         if world % (pp * cp * tp):
@@ -85,11 +92,17 @@ def nearest(
 
 
 def fit(degrees: Layout, workers: int, global_batch: int, virtual_shards: int = 0) -> Layout | None:
-    """Return the widest data-parallel layout with these pp, cp, tp and ep degrees on at most `workers` ranks.
+    """Return the widest data-parallel layout with given pp, cp, tp and ep degrees; None if no width fits.
 
     The width divides the global batch, which never changes, and the number of virtual shards if there are any. A
     micro-batch that does not divide a rank's share is lowered to the largest one that does, and so is `shard`. A width
-    that leaves too few micro-batches for the pipeline is used only if every width does. None if no width fits.
+    that leaves too few micro-batches for the pipeline is used only if every width does.
+
+    Args:
+        degrees: a layout with the degrees and all other options.
+        workers: maximum number of ranks.
+        global_batch: number of samples per step.
+        virtual_shards: number of virtual shards of bitwise determinism; 0 for none.
     """
     replica = degrees.pp * degrees.cp * degrees.tp
     widest = None
@@ -130,7 +143,12 @@ def uneven(degrees: Layout, workers: int, global_batch: int, even_width: int) ->
 
 
 def shard_of(layout: Layout, max_replicas: int) -> int:
-    """Return over how many replicas, at most `max_replicas`, ZeRO can shard each copy of the weights; 0 for all."""
+    """Return over how many replicas ZeRO can shard each copy of the weights; 0 for all.
+
+    Args:
+        layout: the layout.
+        max_replicas: maximum number of replicas that share a copy.
+    """
     fits = [
         d for d in divisors(layout.replicas) if 1 < d <= max_replicas and d % (layout.ep * layout.cp) == 0
     ]

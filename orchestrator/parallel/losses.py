@@ -307,10 +307,15 @@ class StepLosses:
         return total * self.scale if self.scale != 1.0 else total
 
     def of(self, output: Any, batch: Batch, parts: int) -> Tensor:
-        """Return the scalar loss to differentiate for one of `parts` micro-batches, and add up its metrics.
+        """Return the scalar loss to differentiate for one micro-batch, and add up its metrics.
 
         loss = (total / expected + extra / (parts x dp x cp)) x scale, where `total` is a sum over tokens and `extra` a
         mean, which is averaged over micro-batches and data-parallel ranks. Gradients of all ranks are summed later.
+
+        Args:
+            output: what the model returned for the micro-batch.
+            batch: its arrays by name, [B, ...] each.
+            parts: number of micro-batches of a rank in a step.
         """
         if self._label_logits is not None:
             return self._workload.criterion(output, batch, self._keep_label_logits).total

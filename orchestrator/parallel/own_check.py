@@ -48,7 +48,7 @@ def check_stages(workload: OwnWorkload, batch: Batch) -> None:
             except Exception as error:  # whatever the user's code raises
                 raise WorkloadError(
                     f"{workload.name}: module {number} of stages() fails without the others ({_line(error)}); let it "
-                    "use its own tensors, what it is handed and the batch"
+                    "use only its own tensors, its input and the batch"
                 ) from None
             handed = output.tensors if number + 1 < count else ()
 
@@ -240,7 +240,9 @@ def _check_plan(parallel: ParallelChoice, trial: Any, make: Callable[[], nn.Modu
         halves = all(n % 2 == 0 for n in (*trial.config.head_counts, trial.config.cut))
         if parallel.tp > 1 and trial.sharding():
             if not halves:
-                raise WorkloadError(f"{trial.name}: no small copy of it can be cut over 2 ranks, to try that")
+                raise WorkloadError(
+                    f"{trial.name}: no small copy of it can be divided over 2 ranks for a trial"
+                )
             check_sharding(trial, make(), batch, 2, "the plan of transformers")
         if parallel.pp > 1 and trial.stages():
             check_layers(trial, make(), batch)
@@ -292,8 +294,8 @@ def check_stage_outputs(workload: OwnWorkload, model: nn.Module, batch: Batch) -
     stages = stages_of(model.network)
     if not all(tensor.requires_grad for tensor in through(stages, batch, 0, 1)):
         raise WorkloadError(
-            f"{workload.name}: the first module of stages() hands on what no parameter has a part in; the others read "
-            "that from the batch"
+            f"{workload.name}: the first module of stages() returns values that depend on no parameter; let the "
+            "other modules read those from the batch"
         )
     own_loss: Callable[[Batch], Any] | None = getattr(model.network, "loss", None)
     if not callable(own_loss):

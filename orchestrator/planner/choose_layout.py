@@ -355,7 +355,14 @@ def _degrees(layout: Layout) -> tuple[int, ...]:
 
 
 def predict(demand: Demand, shape: ModelShape, layout: Layout, machine: Machine) -> Candidate:
-    """Predict the bytes per rank and the seconds per step under `layout`."""
+    """Predict the bytes per rank and the seconds per step of a layout.
+
+    Args:
+        demand: what the job asks of the planner.
+        shape: the sizes of the model.
+        layout: the layout.
+        machine: the device and its links.
+    """
     memory = peak_bytes(demand, shape, layout)
     time = step_time(shape, layout, demand.batch, machine, demand.program)
     costed = with_own_cost(cost_of(demand.parallel), layout, time, memory)

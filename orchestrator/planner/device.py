@@ -150,7 +150,7 @@ class Machine:
         A GPU computes while the process launches, so the larger of both counts; a CPU takes their sum.
 
         Args:
-            seconds: computation on the device.
+            seconds: time of the computation on the device, in seconds.
             operations: number of launches.
             process_seconds: seconds of the process besides launches.
         """

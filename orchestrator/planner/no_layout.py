@@ -53,7 +53,7 @@ def too_narrow(resources: ResourceSpec, widest: Layout) -> InputError:
     return InputError(
         f"no legal layout uses {workers.min} to {workers.max} workers; the widest is {widest}",
         "resources.workers.min",
-        "lower it, or choose a train.global_batch that divides",
+        "lower it, or choose a train.global_batch that this many workers can share equally",
     )
 
 

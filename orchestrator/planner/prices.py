@@ -39,7 +39,7 @@ def check(limits: LimitSpec, tune: TuneSpec | None) -> None:
             hint = "give limits.usd_per_worker_hour, or in limits.prices a CSV with the columns " + ",".join(
                 COLUMNS
             )
-            raise InputError("no price is known, which this limit needs", where, hint)
+            raise InputError("this limit needs a price, and none is known", where, hint)
 
 
 def load(uri: str | None) -> Prices:

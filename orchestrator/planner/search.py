@@ -202,8 +202,8 @@ class Search:
         comes first.
 
         Args:
-            possible_of: the families of degrees.
-            legal_of: the legal layouts of a family, each with the bytes that it needs.
+            possible_of: yields the families of layouts with given degrees.
+            legal_of: returns the legal layouts of a family, each with the bytes that it needs.
         """
         shape, batch, machine, program = self._inputs
         candidates = self._candidates

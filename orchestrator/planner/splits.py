@@ -55,13 +55,13 @@ class Split:
 
 @dataclass(frozen=True)
 class RolloutPlan:
-    """What is predicted of a job's rollouts.
+    """The prediction of a job's rollouts.
 
     Attributes:
         requested: the split with the job's largest numbers of workers.
         splits: splits of at most as many workers, the fastest first; only `requested` if the job gives the layout.
-        worker_bytes: what a rollout worker needs; 0 if the ranks generate.
-        offered_bytes: what a worker offers.
+        worker_bytes: memory that a rollout worker needs; 0 if the ranks generate.
+        offered_bytes: memory that a worker offers.
         server_bytes: host memory of the weights' server on each node with rollout workers; 0 if the ranks generate.
     """
 

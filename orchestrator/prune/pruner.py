@@ -127,7 +127,7 @@ class Pruner:
         """Prune after the optimizer's update. All ranks call it together.
 
         Args:
-            step: updates done.
+            step: number of updates done.
             scale: the factor of the gradients of `mask_gradients` that made them those of the update.
             optimizer: holds the moments.
             averages: averaged weights by parameter, which are pruned too.

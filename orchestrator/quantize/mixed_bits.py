@@ -93,13 +93,22 @@ def _mean_loss(workload: Workload, model: nn.Module, batches: Iterable[Batch]) -
     return total / count
 
 
-def chosen_for_int8(measured: Collection[Sensitivity], mean_bits: float) -> list[str]:
-    """Return the names of the weights that get int8, so that the mean of bits is at most `mean_bits`.
+def room_by_mean(measured: Collection[Sensitivity], mean_bits: float) -> float:
+    """Return how many of the measured numbers may have int8, so that the mean of bits is at most `mean_bits`."""
+    return (mean_bits - LOW) / (HIGH - LOW) * sum(each.numbers for each in measured)
+
+
+def room_by_bytes(spare: int) -> float:
+    """Return how many numbers may have int8, if an export with all in int4 leaves `spare` bytes."""
+    return spare * 8 / (HIGH - LOW)
+
+
+def chosen_for_int8(measured: Collection[Sensitivity], room: float) -> list[str]:
+    """Return the names of the weights that get int8, which have at most `room` numbers.
 
     Greedy for the knapsack problem: the largest gain for each number first, what no longer fits is left out. Weights
     that lose nothing in int4 keep it, whatever room is left.
     """
-    room = (mean_bits - LOW) / (HIGH - LOW) * sum(each.numbers for each in measured)
     result: list[str] = []
     for each in sorted(measured, key=lambda each: (-each.gain, each.weights)):
         if each.gain > 0 and each.numbers <= room:
@@ -118,7 +127,7 @@ def table(exact: float, measured: Collection[Sensitivity], int8: Collection[str]
     """Return the plan as a table in Markdown, the most sensitive weights first.
 
     Args:
-        exact: the mean loss in full precision.
+        exact: the mean loss of the samples in full precision.
         measured: what was measured.
         int8: the names of the weights with 8 bits.
         samples: by which samples, in words.

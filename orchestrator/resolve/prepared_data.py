@@ -240,24 +240,30 @@ def data_of(run: RunDir, data: str, retry: Retry | None = None) -> Tokens:
     return Tokens.open(excerpt if is_gone else data, retry, keep=0)
 
 
-def data_location(data_spec: DataSpec, run: RunDir, data: str, retry: Retry | None = None) -> str | None:
+def data_location(data_spec: DataSpec, run: RunDir, data: str) -> str | None:
     """Return the location of prepared data that a commit names, see `tokens_of`; None if it is in neither place."""
     from orchestrator.data.samples.sections import published
     from orchestrator.data.store.data_folder import DataFolder
 
     locations = (data, f"{data_cache(data_spec, run)}/{data.rsplit('/', 1)[-1]}")
-    return next((location for location in locations if published.read(DataFolder(location, retry))), None)
+    return next((location for location in locations if published.read(DataFolder(location))), None)
 
 
-def tokens_of(data_spec: DataSpec, run: RunDir, data: str, retry: Retry | None = None) -> Tokens:
+def tokens_of(data_spec: DataSpec, run: RunDir, data: str) -> Tokens:
     """Return the prepared data that a checkpoint names: in its old folder or in the run's present cache, as both may
     have moved.
 
-    Raises InputError if it is in neither folder.
+    Args:
+        data_spec: the key `data` of the job.
+        run: the run directory.
+        data: the location that the checkpoint names, a path or URI.
+
+    Raises:
+        InputError: it is in neither folder.
     """
     from orchestrator.data.store.tokens import Tokens
 
-    if (location := data_location(data_spec, run, data, retry)) is not None:
-        return Tokens.open(location, retry)
+    if (location := data_location(data_spec, run, data)) is not None:
+        return Tokens.open(location)
     hint = f"make it again with `orchestrator data prepare {run.at('job.yaml')} --run-dir {run.uri}`"
     raise InputError("the prepared data of this run is missing", data, hint)

@@ -175,7 +175,7 @@ def _weighed(workload: Workload, tokens: Streams, streams: bool) -> Workload:
         return workload
     if streams:
         raise InputError(
-            "balanced counts the records of all data, which data.streaming prepares while it trains",
+            "balanced needs the counts of all records, but data.streaming prepares them during training",
             "workload.options.class_weights",
             "give a weight for each label, or leave data.streaming out",
         )
@@ -297,7 +297,7 @@ class Beginning(NamedTuple):
 
 
 class ShapeOfData(NamedTuple):
-    """What a controller needs of a job that is resolved over its data.
+    """The values that a controller needs from a job, resolved over its data.
 
     Attributes:
         shape: the model's sizes.

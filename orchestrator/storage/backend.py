@@ -27,21 +27,51 @@ class Backend(Protocol):
         """Return the content of a file. Raises FileNotFoundError."""
 
     def read_into(self, path: str, offset: int, target: memoryview) -> int:
-        """Fill `target` from byte `offset` of a file. Return the number of bytes read, which is smaller at the file's
-        end.
+        """Read a part of a file.
+
+        Args:
+            path: the path of the file.
+            offset: the first byte to read.
+            target: the buffer to fill.
+
+        Returns:
+            The number of bytes read. It is smaller than the buffer at the end of the file.
         """
 
     def write(self, path: str, buffers: Buffers) -> None:
-        """Write a new file. When this returns, the file survives a power cut."""
+        """Write a new file. When this returns, the file survives a power cut.
+
+        Args:
+            path: the path of the file.
+            buffers: its content, in order.
+        """
 
     def publish(self, path: str, data: bytes) -> None:
-        """Create a file atomically and durably. Raises FileExistsError if it exists."""
+        """Create a file atomically and durably.
+
+        Args:
+            path: the path of the file.
+            data: its content.
+
+        Raises:
+            FileExistsError: the file exists.
+        """
 
     def replace(self, path: str, data: bytes | memoryview) -> None:
-        """Create or replace a file atomically. A power cut may bring the old content back."""
+        """Create or replace a file atomically. A power cut may bring the old content back.
+
+        Args:
+            path: the path of the file.
+            data: its content.
+        """
 
     def remove(self, path: str, durable: bool = False) -> None:
-        """Remove a file; a missing one is not an error. With `durable`, a power cut cannot bring it back afterwards."""
+        """Remove a file. A missing one is not an error.
+
+        Args:
+            path: the path of the file.
+            durable: whether the file must stay removed after a power cut.
+        """
 
     def remove_folder(self, folder: str) -> None:
         """Remove a folder if it is empty."""

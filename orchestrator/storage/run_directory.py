@@ -39,7 +39,7 @@ started from another trial's commit (`tune.lineage`) has {donor, asked, step, co
 KEPT = {
     ORIGIN: "put it back; a run with train.continue_from writes it again from its commits: run the job again"
 }
-"""What to do about damaged documents that the user must not simply remove."""
+"""Hints for damaged documents that the user must not simply remove."""
 PRECISION = "precision.json"
 """Why a run has its precision, if the job left it open."""
 SMOKE = "smoke.json"

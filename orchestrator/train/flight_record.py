@@ -10,6 +10,7 @@ import itertools
 import json
 import linecache
 import os
+import re
 import sys
 import threading
 import time
@@ -39,21 +40,27 @@ LOOK = 0.3
 """Seconds for which a rank looks whether its main thread computes."""
 COMPUTING = 0.01
 """The share of a processor beyond which it does."""
+MOST_STORED = 100_000
+"""Number of collectives that all ranks together store of each library, if there are many ranks."""
+HANG = "hang-attempt-"
+KEPT_HANGS = 10
+"""Number of attempts whose collectives are kept: the newest ones that hung."""
 TIMEOUT = 60.0
 """Seconds to write a file to a remote store."""
 RETRY = Retry(attempts=3, first=0.2, cap=2.0, deadline=120.0)
 
 
-def report_hang(run: str, attempt: int, rank: int, send: Callable[[HangReport], None]) -> None:
-    """Send what this rank does, print its last collectives, and write all recorded ones to the run directory.
+def report_hang(run: str, attempt: int, rank: int, world: int, send: Callable[[HangReport], None]) -> None:
+    """Send what this rank does, print its last collectives, and write the recorded ones to the run directory.
 
     The file is `profiles/hang-attempt-1/rank-0.gloo.json`, for example. Nothing is written if no collective was
-    recorded. Never raises, because the worker group is lost anyway.
+    recorded. Rank 0 removes the files of old attempts. Never raises, because the worker group is lost anyway.
 
     Args:
         run: URI of the run directory.
         attempt: the attempt that hangs.
         rank: this rank.
+        world: number of ranks. Of many, each stores only its last collectives.
         send: sends the report to the controller, which names the ranks that are missing.
     """
     try:
@@ -77,11 +84,33 @@ def report_hang(run: str, attempt: int, rank: int, send: Callable[[HangReport], 
             for entry in collectives[-MAX_PRINTED:]:
                 print(line_of(entry), file=sys.stderr)
             if collectives:
-                files[f"rank-{rank}.{library}.json"] = recorded[library]
+                files[f"rank-{rank}.{library}.json"] = _last_of(recorded[library], world)
         if files:
-            write(f"{run}/{PROFILES}/hang-attempt-{attempt}", files)
+            write(f"{run}/{PROFILES}/{HANG}{attempt}", files)
+        if not rank:
+            _remove_old(f"{run}/{PROFILES}")
     except Exception:  # torch and the store may raise anything
         traceback.print_exc()
+
+
+def _last_of(record: bytes, world: int) -> bytes:
+    """Return a record with the last collectives only, so that all ranks together store MOST_STORED."""
+    document, most = json.loads(record), max(MOST_STORED // world, MAX_PRINTED)
+    if len(document["entries"]) <= most:
+        return record
+    return json.dumps({**document, "entries": document["entries"][-most:]}).encode()
+
+
+def _remove_old(folder: str) -> None:
+    """Remove the records of all attempts but the newest KEPT_HANGS."""
+    fs, path = open_file_system(folder, TIMEOUT)
+    try:
+        names = [name.rstrip("/").rpartition("/")[2] for name in RETRY(fs.ls, path, detail=False)]
+    except FileNotFoundError:
+        return
+    attempts = sorted(int(name[len(HANG) :]) for name in names if re.fullmatch(f"{HANG}[0-9]+", name))
+    for attempt in attempts[:-KEPT_HANGS]:
+        RETRY(fs.rm, f"{path}/{HANG}{attempt}", recursive=True)
 
 
 def members_of_groups() -> dict[str, tuple[int, ...]]:

@@ -49,7 +49,9 @@ def main(config: dict[str, Any], context: WorkerContext) -> dict[str, Any]:
         InputError: if the job cannot run here.
     """
     task = Task(**config)
-    context.on_hang = partial(report_hang, task.run, task.attempt, context.rank_info.rank)
+    context.on_hang = partial(
+        report_hang, task.run, task.attempt, context.rank_info.rank, context.rank_info.world_size
+    )
     spec = parse(task.job)
     layout = task.parsed_layout
     memory_before = peak_memory()

@@ -143,7 +143,8 @@ class Rank:
             if not self._is_over:
                 self._commits.before_training(dataclasses.asdict(self._progress))
             while not self._is_over and not stop:
-                stop = self._growing and not await_samples(prefetched, self._context)
+                waits = self._growing and not self._is_within_rollout  # else a stop could end a rollout
+                stop = waits and not await_samples(prefetched, self._context)
                 stop = stop or self._step(prefetched)
                 if not stop and not self._is_over and self._progress.step in self._plan.train.thaw:
                     self._thaw()
@@ -205,7 +206,9 @@ class Rank:
     @property
     def _is_over(self) -> bool:
         progress = self._progress
-        return progress.step >= self._last or progress.is_on_plateau(self._stop_when)
+        # The last commit must not be within a rollout, whose answers the next attempt would not have.
+        is_on_plateau = progress.is_on_plateau(self._stop_when) and not self._is_within_rollout
+        return progress.step >= self._last or is_on_plateau
 
     def _restore(self) -> TrainingProgress:
         """Load the commit that the task names, or initialise the weights."""

@@ -31,7 +31,7 @@ from workloads.workload import Batch, Workload
 
 @dataclass(frozen=True)
 class StepPlan:
-    """What a step reads, the same on every rank.
+    """Describes the samples that a step reads. It is the same on every rank.
 
     Attributes:
         seed: seeds the random numbers of rows.
@@ -39,7 +39,7 @@ class StepPlan:
         reading: which samples of data a step reads.
         sequence_length: tokens of a row.
         draws: whether rows need keys for random numbers.
-        noise: whether embeddings get noise, whose size follows from a row's tokens.
+        noise: whether embeddings get noise, which is scaled by the number of tokens of a row.
         staleness: how many rollouts ahead answers are generated.
     """
 

@@ -27,6 +27,10 @@ REWRITABLE = (
 Mode: TypeAlias = Literal["min", "max"]
 PARAMETERS = "parameters"
 """The metric that counts the parameters of a trial's last checkpoint."""
+BYTES = "bytes"
+"""The metric that counts the bytes of their weights, quantised as the trial's job says."""
+SIZES = (PARAMETERS, BYTES)
+"""The metrics that are known of a checkpoint without a measurement."""
 SECOND = "second"
 """The key of the second metric in results and records of a search over two."""
 WEIGHS_LOSS = "distill"
@@ -127,8 +131,8 @@ class TuneSpec(StrictModel):
     metric: str | list[str] = Field(
         default="loss",
         description="a column of metrics.jsonl, averaged over the last steps; or a metric of the last evaluation, "
-        "such as validation.loss; or parameters, how many a checkpoint has. A list of two: the trials that no other "
-        "one beats in both are the result",
+        "such as validation.loss; or parameters or bytes, the size of the model. A list of two: the trials that no "
+        "other one beats in both are the result",
     )
     mode: Mode | list[Mode] | None = Field(
         default=None,
@@ -205,16 +209,17 @@ class TuneSpec(StrictModel):
                 f"mode lists {len(self.mode)}, and there are {len(self.metrics)} metrics; give one for each"
             )
         if len(self.metrics) == 1:
-            if self.first == PARAMETERS:
+            if self.first in SIZES:
                 raise ValueError(
-                    "parameters is for a list of two metrics; add the metric that they should keep"
+                    f"{self.first} is for a list of two metrics; add the metric that they should keep"
                 )
             return self
         if isinstance(self.mode, str):
             raise ValueError(f"mode {self.mode} is for one metric; give a list for both, or leave it out")
         if self.scheduler != "none":
             raise ValueError(
-                f"{self.scheduler} decides by one metric which trials continue, and there are two; set scheduler: none"
+                f"{self.scheduler} decides by one metric which trials continue, but this search has two; set "
+                "scheduler: none"
             )
         if self.register_as:
             raise ValueError("register_as is for one best model, and two metrics have several; leave it out")
@@ -225,9 +230,9 @@ class TuneSpec(StrictModel):
         for key, dimension in self.space.items():
             if self.sampler == "grid" and dimension.listed is None:
                 hint = "list its values, or use sampler: random"
-                raise ValueError(f"a grid has no point for {key}, which is {dimension.kind}; {hint}")
+                raise ValueError(f"sampler grid needs listed values, and {key} is {dimension.kind}; {hint}")
             if self.sampler != "grid" and dimension.kind == "grid":
-                raise ValueError(f"{key} is a grid, and the sampler is {self.sampler}; write choice instead")
+                raise ValueError(f"{key} is a grid, but sampler is {self.sampler}; write choice instead")
         return self
 
     @model_validator(mode="after")
@@ -237,7 +242,7 @@ class TuneSpec(StrictModel):
             return self
         if self.sampler != "random":
             raise ValueError(
-                f"{name} draws its first population itself and sampler is {self.sampler}; use sampler: random"
+                f"{name} draws its first population at random, but sampler is {self.sampler}; use sampler: random"
             )
         for key in self.space:
             if not key.startswith(REWRITABLE) or key in FIXED_WITHIN:
@@ -247,7 +252,7 @@ class TuneSpec(StrictModel):
             raise ValueError(f"{name} needs a population; give trials: 4 or more")
         if name == "pb2" and all(dimension.listed for dimension in self.space.values()):
             raise ValueError(
-                "pb2 chooses within ranges, and all values are listed; give one, or use scheduler: pbt"
+                "pb2 chooses within ranges, but all keys list their values; give one key a range, or use scheduler: pbt"
             )
         return self
 
@@ -264,7 +269,7 @@ class TuneSpec(StrictModel):
     @model_validator(mode="after")
     def the_trials_are_counted(self) -> TuneSpec:
         if self.sampler == "grid" and self.trials is not None:
-            raise ValueError("a grid has as many trials as points; leave trials out")
+            raise ValueError("a grid has one trial per point; leave trials out")
         if self.sampler != "grid" and self.trials is None:
             raise ValueError("trials is missing; say how many")
         return self

@@ -41,7 +41,7 @@ class RateRange:
 
 @dataclass(frozen=True)
 class RangeTest:
-    """What a range test found.
+    """The result of a range test.
 
     Attributes:
         rates: the learning rate of each step.

@@ -18,7 +18,7 @@ from orchestrator.config.workload import WorkloadSpec
 from orchestrator.evaluate.config import metrics_of
 from orchestrator.observe.mlflow_checks import check_registered_name
 from orchestrator.storage.row_types import StepRow
-from orchestrator.tune.config import PARAMETERS, Dimension, TuneSpec
+from orchestrator.tune.config import SIZES, Dimension, TuneSpec
 from workloads.own.object_reference import is_object_reference
 
 COORDINATES = {"step", "attempt", "time"}
@@ -48,7 +48,7 @@ def check_metric(workload: WorkloadSpec, metric: str) -> None:
         known |= {"accuracy", "divergence", *get_args(OfAnswers), *get_args(OfWords)}
     elif objective == "sequence_classification":
         known |= {"accuracy"}
-    if "." in metric or is_own or metric in known or metric == PARAMETERS:
+    if "." in metric or is_own or metric in known or metric in SIZES:
         return
     others = ", ".join(sorted(known - set(NAMED_FIRST)))
     hint = f"name one of {', '.join(NAMED_FIRST)}; {others}"

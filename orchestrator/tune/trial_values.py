@@ -6,6 +6,8 @@ import math
 import statistics
 
 from orchestrator.checkpoint.commit_store import Store
+from orchestrator.checkpoint.identity import read_job
+from orchestrator.checkpoint.manifest import CommitManifest
 from orchestrator.config.errors import InputError
 from orchestrator.observe.config import SummarisedJob
 from orchestrator.observe.summary import summary
@@ -13,8 +15,10 @@ from orchestrator.observe.totals import totals_of
 from orchestrator.storage.row_line import evaluations_in
 from orchestrator.storage.run_directory import RunDir
 from orchestrator.tune import lineage
-from orchestrator.tune.config import PARAMETERS
+from orchestrator.tune.config import BYTES, PARAMETERS
 
+FP32 = 4
+"""Bytes of a number in fp32."""
 WEIGHTS = "model."
 """The prefix of the model's weights in a checkpoint."""
 
@@ -37,6 +41,8 @@ def value_of(
     """
     if metric == PARAMETERS:
         return parameters_of(lineage.at(sweep, name))
+    if metric == BYTES:
+        return bytes_of(lineage.at(sweep, name))
     if "." not in metric:
         return trained_value(metric, window, sweep, name, rung)
     assert evaluations_every is not None
@@ -46,10 +52,49 @@ def value_of(
 def parameters_of(run: RunDir) -> float:
     """Return the number of parameters in the run's last checkpoint, without those of a frozen base; NaN without one."""
     commit = Store(run.commits).latest(deep=False)
+    return float(sum(map(math.prod, _shapes(commit).values()))) if commit else math.nan
+
+
+def bytes_of(run: RunDir) -> float:
+    """Return the bytes of the weights in the run's last checkpoint, without those of a frozen base; NaN without one.
+
+    Weights that the job quantises count as they are stored in an export, all others in fp32.
+    """
+    commit = Store(run.commits).latest(deep=False)
     if commit is None:
         return math.nan
-    shapes = [tensor.shape for name, tensor in commit.tensors.items() if name.startswith(WEIGHTS)]
-    return float(sum(math.prod(shape) for shape in shapes))
+    shapes = _shapes(commit)
+    spec = read_job(run)
+    stored = _bytes_of_quantised(run, commit.step) if spec and spec.quantize else {}
+    return float(sum(stored.get(name, FP32 * math.prod(shape)) for name, shape in shapes.items()))
+
+
+def _shapes(commit: CommitManifest) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of the model's weights in a commit, by their names in the model."""
+    tensors = commit.tensors.items()
+    return {
+        name.removeprefix(WEIGHTS): tuple(tensor.shape)
+        for name, tensor in tensors
+        if name.startswith(WEIGHTS)
+    }
+
+
+def _bytes_of_quantised(run: RunDir, step: int) -> dict[str, int]:
+    """Return the bytes of the weights that the job of a run quantises, by name."""
+    import torch
+
+    from orchestrator.resolve.commit_model import model_of_run
+    from workloads.model.fake_quantise import quantised_layers
+
+    of_run = model_of_run(run.uri, step)
+    assert of_run.spec.quantize is not None
+    scheme = of_run.spec.quantize.scheme
+    with torch.device("meta"):
+        model = of_run.workload.build()
+    layers = quantised_layers(model, of_run.workload.blocks(model), scheme)
+    return {
+        name: scheme.of(name).bytes_of(*layer.get_parameter("weight").shape) for name, layer in layers.items()
+    }
 
 
 def trained_value(metric: str, longest: int, sweep: RunDir, name: str, rung: int) -> float:
@@ -57,7 +102,7 @@ def trained_value(metric: str, longest: int, sweep: RunDir, name: str, rung: int
 
     Args:
         metric: a column of metrics.jsonl.
-        longest: the search's window.
+        longest: maximum length of the window, in steps.
         sweep: its directory.
         name: the name of the trial's run.
         rung: the step of the rung.

@@ -3,6 +3,7 @@
     python tests/bench/bench_verify.py trials --trials 1000    # or as many as --seconds allow
     python tests/bench/bench_verify.py clean --steps 10000     # every step verified, no fault
     python tests/bench/bench_verify.py cost                    # steps with and without verification, in turns
+    python tests/bench/bench_verify.py cost --only zero        # those under ZeRO alone
 
 A trial is a few steps of a tiny model in real processes. From a random step on a random rank flips one random bit of
 one number in every product of a layer, in its gradient, or in every update. The flaw is found if all ranks name that
@@ -143,6 +144,8 @@ def cost(options: argparse.Namespace) -> None:
     for world in (2, 4):
         for model, layout, more in PLACES[world]:
             trial = plain((model, layout, more), options.turns, None)
+            if options.only not in trial["id"]:
+                continue
             trial["changes"] = {
                 **MODELS[model]["changes"],
                 **{k: v for k, v in sizes.items() if k != "layers"},
@@ -170,6 +173,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=10_000)
     parser.add_argument("--part", type=int, default=200, help="steps of one clean run")
     parser.add_argument("--turns", type=int, default=44, help="steps of one timed run")
+    parser.add_argument("--only", default="", help="time only layouts with this in their name, such as zero")
     parser.add_argument("--hidden", type=int, default=128, help="width of the timed model")
     parser.add_argument("--batch", type=int, default=64, help="samples of 16 tokens in a timed step")
     parser.add_argument("--seconds", type=float, default=7200.0, help="no further part begins after these")

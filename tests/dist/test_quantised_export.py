@@ -28,6 +28,7 @@ from orchestrator.export.hugging_face import batches, export
 from orchestrator.export.quantised import scheme_option
 from orchestrator.resolve.commit_model import model_of_run
 from orchestrator.storage.run_directory import RunDir
+from orchestrator.tune.trial_values import bytes_of, parameters_of
 from workloads.hf.check.compare import load
 from workloads.inference import with_weights
 from workloads.model.fake_quantise import fake_quantised
@@ -80,7 +81,7 @@ def facts(target: Path) -> dict[str, Any]:
 
 
 def test_a_run_that_trained_for_int4_is_loaded_by_transformers(runs: Path, tmp_path: Path) -> None:
-    """Asked for in axolotl#3394."""
+    """Asked for in axolotl#3394 and llm-compressor#2509."""
     told = export(str(runs / "int4"), STEPS, str(tmp_path / "out"))
     assert told["logits_difference"] < 1e-5
     assert told["rounding"] > 1e-3
@@ -90,6 +91,9 @@ def test_a_run_that_trained_for_int4_is_loaded_by_transformers(runs: Path, tmp_p
     assert about["quantized"]["kept"] == ["lm_head", "model.layers.0.self_attn.q_proj"]
     assert about["versions"].keys() == {"compressed-tensors", "transformers", "torch"}
     stored = load_file(tmp_path / "out" / "model.safetensors")
+    assert bytes_of(RunDir(str(runs / "int4"))) == sum(each.nbytes for each in stored.values()), (
+        "as tune counts"
+    )
     model = load(str(tmp_path / "out"))
     model(torch.zeros(1, 1, dtype=torch.long))  # decompresses
     scheme = Scheme("int4", 32)
@@ -126,6 +130,8 @@ def test_any_run_is_quantised_by_rounding_alone(
     told = export(str(runs / "bert"), STEPS, str(tmp_path / "out"), form=asked(*options))
     assert told["logits_difference"] < 1e-5
     assert facts(tmp_path / "out")["quantized"]["trained"] is False
+    run = RunDir(str(runs / "bert"))
+    assert bytes_of(run) == 4 * parameters_of(run)
 
 
 def asked(quantize: str | None, group: str | None = None, activations: str | None = None) -> Any:
@@ -146,6 +152,10 @@ def test_a_run_that_trained_for_q4_0_has_its_numbers_in_the_file(runs: Path, tmp
     told = export(str(runs / "q4_0"), STEPS, str(tmp_path / "out"))
     assert told["quantized"]["kept"] == ["output.weight", "token_embd.weight"]
     tensors = {each.name: each for each in gguf.GGUFReader(tmp_path / "out" / "model.gguf").tensors}
+    sizes = [
+        each.n_bytes if each.tensor_type.name == "Q4_0" else 4 * each.n_elements for each in tensors.values()
+    ]
+    assert bytes_of(RunDir(str(runs / "q4_0"))) == sum(sizes), "as tune counts, others in fp32"
     found = tensors["blk.1.ffn_down.weight"]
     assert found.tensor_type.name == "Q4_0"
     wanted = fake_quantised(latent(runs / "q4_0", "layers.1.feedforward.down.weight"), Scheme("q4_0", 32))

@@ -24,6 +24,8 @@ from local_run import (
     export_here,
     with_rollout_workers,
 )
+from tokenizers import pre_tokenizers
+from trl_models import KNOWN, a_tokenizer, model_of
 
 from cluster.workers import device_limits
 from cluster.workers.gang import Gang
@@ -42,6 +44,7 @@ from orchestrator.train.rollouts.kept import kept_steps, read_kept
 from orchestrator.train.rollouts.reward_check import check_reward_models
 from orchestrator.verify.replay import replay
 from workloads.inference import with_weights
+from workloads.load import load
 from workloads.model.answers import Drawn, draw_answers
 from workloads.model.heads import ANSWER_ENDS
 from workloads.workload import Sampling
@@ -53,6 +56,10 @@ def early(prompt: str, answer: str) -> float:
     """The share of the answer's letters in the first half of the alphabet."""
     assert prompt
     return sum(letter < "i" for letter in answer.split()) / 8
+
+
+def even(answer: str) -> float:
+    return sum(int(word[1:]) % 2 == 0 for word in answer.split()) / 8
 
 
 def slow(columns: dict) -> float:
@@ -331,7 +338,10 @@ def test_the_difference_between_vllm_and_training_is_on_record(
 
 
 def test_rollout_workers_that_come_and_die_change_no_bit(quiet: Path, place: Path, tmp_path: Path) -> None:
-    """The first worker dies within its second unit, and a rank at step 5. Asked for in verl#7155 and AReaL#606."""
+    """The first worker dies within its second unit, and a rank at step 5.
+
+    Asked for in verl#7155, AReaL#606 and miles#1724.
+    """
     gang = with_rollout_workers([3], faults=("kill@0:2",))
     run = run_of(tmp_path, "run", with_workers(place, most=1), gang=gang, faults=("kill@1:5",))
     same(run, quiet)
@@ -897,12 +907,203 @@ def test_a_run_that_is_killed_between_updates_of_the_same_answers_has_the_same_b
     assert [store.manifest(step).position for step in (4, STEPS)] == [8, 16]
 
 
+@pytest.mark.slow
+def test_several_updates_on_the_same_answers_are_those_of_trl(place: Path, tmp_path: Path) -> None:
+    """TRL's trainer takes six updates with num_iterations 3 on the answers and rewards of a run with epochs 3."""
+    from datasets import Dataset
+    from trl import GRPOConfig, GRPOTrainer
+
+    folder = tmp_path / "model"
+    model = model_of(folder, "LlamaForCausalLM")
+    tokenizer = a_tokenizer(folder)
+    tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    tokenizer.save_pretrained(folder)
+    # no word begins with w1 or w2, which a tokenizer of transformers would find in it as special tokens
+    asked = [" ".join(f"w{30 + (7 * row + word) % 60}" for word in range(3 + row % 4)) for row in range(40)]
+    (tmp_path / "asked.jsonl").write_text("".join(json.dumps({"question": text}) + "\n" for text in asked))
+    found = repeated(place)
+    found["workload"] = {
+        "model": f"hf:{folder}", "objective": "grpo", "options": {"epsilon": 0.02, "epsilon_high": 0.05},
+    }  # fmt: skip
+    found["data"] = {
+        "sources": [{"uri": str(tmp_path / "asked.jsonl"), "field": {"prompt": "question"}}],
+        "tokenizer": str(folder), "sequence_length": 32,
+    }  # fmt: skip
+    found["train"] |= {"steps": 6}
+    found["train"]["optimizer"]["lr"] = 3e-3
+    found["rewards"] = [{"own": "judges:even"}]
+    found["rollout"] |= {"steps": 1, "epochs": 3}
+    found["checkpoint"] |= {"every": 3, "keep": 4}
+    del found["evaluate"]
+    run = tmp_path / "run"
+    drive_here(found, str(run), tmp_path / "cache")
+    ours = rows(run)
+    made = model_of_run(str(run), 3)
+    before = (lambda name: made.workload.initial(name, 0), made.read)
+    generated: list[list[int]] = []
+    prompts: list[str] = []
+    for step, read in zip((1, 4), before, strict=True):
+        generated += [
+            answer.tokens for answer in drawn_again(run, with_weights(made.workload, read), made, step)
+        ]
+        prompts += [line["prompt"] for line in read_kept(str(run), step)[1][::GROUP]]
+    config = GRPOConfig(
+        output_dir=str(tmp_path / "trl"), per_device_train_batch_size=16, num_generations=GROUP, num_iterations=3,
+        max_steps=6, max_completion_length=8, learning_rate=3e-3, adam_beta2=0.95, adam_epsilon=1e-4, weight_decay=0.0,
+        lr_scheduler_type="constant", max_grad_norm=1.0, loss_type="grpo", epsilon=0.02, epsilon_high=0.05,
+        shuffle_dataset=False, logging_steps=1, save_strategy="no", bf16=False, gradient_checkpointing=False,
+        report_to=[], use_cpu=True,
+    )  # fmt: skip
+
+    def even(completions: list[str], **_: Any) -> list[float]:
+        return [sum(int(word[1:]) % 2 == 0 for word in text.split()) / 8 for text in completions]
+
+    trainer = GRPOTrainer(
+        model=model,
+        reward_funcs=even,
+        args=config,
+        train_dataset=Dataset.from_list([{"prompt": text} for text in prompts]),
+        processing_class=tokenizer,
+    )
+    losses: list[float] = []
+    compute = trainer._compute_loss
+
+    def computed(*given: Any) -> torch.Tensor:
+        loss = compute(*given)
+        losses.append(loss.item())
+        return loss
+
+    def answered(prompt_ids: list[list[int]], *_: Any, **more: Any) -> tuple[list[list[int]], None]:
+        texts = [tokenizer.decode(ids) for ids in prompt_ids]
+        first = prompts.index(texts[0]) * GROUP
+        assert texts == [prompts[(first + number) // GROUP] for number in range(16)]
+        return generated[first : first + 16], None
+
+    trainer._compute_loss = computed
+    trainer._generate_single_turn = answered
+    trainer.train()
+    assert [row["loss"] for row in ours] == pytest.approx(losses, abs=1e-5)
+    theirs = [row for row in trainer.state.log_history if "grad_norm" in row]
+    assert [row["grad_norm"] for row in ours] == pytest.approx([row["grad_norm"] for row in theirs], rel=1e-3)
+    clipped = [row["clip_ratio/region_mean"] for row in theirs]
+    assert [row["clip_share"] for row in ours] == pytest.approx(clipped, abs=1e-4)
+    assert [row["clip_share"] > 0 for row in ours] == [False, True, True] * 2
+    trainer.model.save_pretrained(tmp_path / "trained")
+    trained = load(f"hf:{tmp_path / 'trained'}", "grpo", KNOWN, sequence_length=32)
+    store = Store(str(run / "checkpoints"))
+    reader = store.reader(store.manifest(6))
+    for name in trained.shapes:
+        assert torch.allclose(reader.read(f"model.{name}"), trained.initial(name, 0), atol=1e-5), name
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("parallel", [{"tp": 2}, {"pp": 2}, {"zero": 3}, {"zero": 1}], ids=str)
+def test_every_layout_takes_the_same_updates_on_the_same_answers(
+    parallel: dict[str, int], quiet_repeated: Path, place: Path, tmp_path: Path
+) -> None:
+    """A kill in the middle of the second rollout does not change them either."""
+    found = repeated(place)
+    found["parallel"] |= parallel
+    run = run_of(tmp_path, "run", found, faults=("kill@1:7",))
+    for row, quiet_row in zip(rows(run), rows(quiet_repeated), strict=True):
+        assert row["samples"] == quiet_row["samples"]
+        assert row["loss"] == pytest.approx(quiet_row["loss"], abs=1e-5)
+        assert row["clip_share"] == pytest.approx(quiet_row["clip_share"], abs=0.01)
+    stores = [Store(str(each / "checkpoints")) for each in (run, quiet_repeated)]
+    ours, quiet_ones = (store.reader(store.manifest(STEPS)) for store in stores)
+    for name in quiet_ones.manifest.tensors:
+        if name.startswith("model."):
+            assert torch.allclose(ours.read(name), quiet_ones.read(name), atol=1e-5), name
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("most", [1, 2])
+def test_any_number_of_rollout_workers_serves_several_updates_with_the_same_bits(
+    most: int, quiet_repeated: Path, place: Path, tmp_path: Path
+) -> None:
+    found = repeated(place)
+    found["rollout"]["workers"] = {"min": 1, "max": most}
+    gang = with_rollout_workers([3], faults=("kill@0:2",))
+    run = run_of(tmp_path, "run", found, gang=gang, faults=("kill@1:6",))
+    same(run, quiet_repeated)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("workers", [0, 2])
+def test_several_updates_on_stale_answers_have_the_same_bits_after_kills(
+    workers: int, place: Path, tmp_path: Path
+) -> None:
+    """The answers of the second rollout come from the initial weights, and wait in the commit of step 4."""
+    runs = []
+    for name, faults in (("quiet", ()), ("killed", ("kill@1:3", "kill@0:6/2"))):
+        found = repeated(place)
+        found["rollout"]["staleness"] = 1
+        gang = None
+        if workers and faults:
+            found["rollout"]["workers"] = {"min": 1, "max": workers}
+            gang = with_rollout_workers([3])
+        runs.append(run_of(tmp_path, name, found, faults=faults, **({"gang": gang} if gang else {})))
+    same(runs[1], runs[0])
+    found_rows = rows(runs[0])
+    assert [row["rollout_version"] for row in found_rows] == [0] * STEPS
+    assert [row["rollout_epoch"] for row in found_rows] == [1, 1, 2, 2] * 2
+    assert [row["clip_share"] > 0 for row in found_rows] == [False] + [True] * 7
+
+
+@pytest.mark.slow
+def test_several_updates_have_the_same_bits_at_every_width_where_bits_are_asked_for(
+    place: Path, tmp_path: Path
+) -> None:
+    runs = []
+    for width in (1, 2):
+        found = repeated(place, determinism="bitwise", virtual_shards=4)
+        found["parallel"]["micro_batch"] = 4
+        runs.append(run_of(tmp_path, f"width{width}", found, gang=lambda width=width: LocalGang([width])))
+    same(runs[1], runs[0])
+
+
+@pytest.mark.slow
+def test_reinforce_repeats_its_gradient_at_newer_weights(place: Path, tmp_path: Path) -> None:
+    found = repeated(place)
+    found["workload"] |= {"objective": "reinforce", "options": {}}
+    run = run_of(tmp_path, "run", found, faults=("kill@1:3",))
+    assert all(row["clip_share"] == 0 for row in rows(run))
+    losses = [row["loss"] for row in rows(run)]
+    assert len(set(losses)) == STEPS
+    assert rows(run)[-1]["reward"] > rows(run)[0]["reward"]
+
+
+@pytest.mark.slow
+def test_an_instability_in_a_later_epoch_leaves_out_the_samples_of_its_step(
+    place: Path, tmp_path: Path
+) -> None:
+    """Step 4 trains on the second batch again. The next attempt reads the batch after it in its place."""
+    found = repeated(place)
+    found["checkpoint"]["keep"] = 3
+    run = run_of(tmp_path, "run", found, faults=("nan@0:4",))
+    skipped = [event["skipped"] for event in rows(run, "events.jsonl") if event.get("skipped")]
+    assert [(skip["start"], skip["count"]) for skip in skipped] == [(4, 4)]
+    numbers = [{line["prompt_number"] for line in read_kept(str(run), step)[1]} for step in range(1, 9)]
+    batches = [set(range(first, first + 4)) for first in (0, 8, 0, 8, 12, 16, 12, 16)]
+    assert numbers == batches
+
+
 def test_a_stop_within_a_rollout_waits_for_its_end(place: Path, tmp_path: Path) -> None:
     found = document(place)
     found["rollout"] |= {"steps": 4}
     found["checkpoint"]["every"] = 4
     controller = controller_here(found, str(tmp_path / "run"), place / "cache", until=2)
     assert controller.drive()["step"] == 4
+
+
+@pytest.mark.slow
+def test_a_plateau_within_a_rollout_waits_for_its_end(place: Path, tmp_path: Path) -> None:
+    """A commit within it would have no answers for the next attempt, here one with more patience."""
+    found = repeated(place)
+    found["evaluate"]["every"] = 1
+    for patience, last in ((1, 4), (30, STEPS)):
+        found["stop_when"] = {"metric": "validation.reward", "patience": patience, "min_delta": 10.0}
+        assert drive_here(found, str(tmp_path / "run"), place / "cache")["step"] == last
 
 
 def test_a_reward_model_of_this_project_scores_the_answers(place: Path, tmp_path: Path) -> None:

@@ -144,7 +144,7 @@ def test_snapshots_in_the_memory_of_other_nodes_lose_no_step(
 ) -> None:
     """No commit to the store is due before the fault; what the holders keep is used, and is whole.
 
-    Asked for in ray#66225 and torchft#329.
+    Asked for in ray#66225, torchft#329 and transformers#38961.
     """
     checkpoint = {"every": 100, "keep": 3, "snapshot_every": 1, "export": None}
     path, run = same_job(quiet, tmp_path, checkpoint=checkpoint)

@@ -56,7 +56,7 @@ def test_a_signal_to_all_of_the_group_ends_the_run_with_a_commit(
 ) -> None:
     """As job managers and terminals that are closed send it: Ray itself is not hit.
 
-    Asked for in transformers#41723.
+    Asked for in transformers#41723 and Automodel#2972.
     """
     document = slow_job(write_text(tmp_path / "corpus", 40_000), steps=4000)
     path, run = write_job(tmp_path, document), tmp_path / "runs" / document["name"]

@@ -229,13 +229,73 @@ def test_a_drained_node_gives_notice_and_takes_nothing_new(gang: RayGang, cluste
 
 
 @pytest.mark.slow
-def test_a_group_shares_a_node_where_one_is_large_enough(gang: RayGang) -> None:
+def test_a_group_shares_a_node_and_an_actor_where_a_node_is_large_enough(gang: RayGang) -> None:
     half = Bundle(0.5)
     gang.start(4, half, WAIT, {}, ranks_per_group=2)
-    places = [rank.node for rank in until(gang, running).ranks]
+    beat = until(gang, running)
+    places = [rank.node for rank in beat.ranks]
     assert places[0] == places[1]
     assert places[2] == places[3]
     assert places[0] != places[2]
+    assert (gang.ready(), len({host for group in gang._groups for host in group.hosts})) == (4, 2)
+    fork_servers = [psutil.Process(rank.pid).ppid() for rank in beat.ranks]
+    assert len(set(fork_servers)) == 4
+    os.kill(beat.ranks[1].pid, signal.SIGKILL)
+    beat = until(gang, lambda beat: beat.ranks[1].error != "")
+    assert beat.ranks[1].error == "process ended with exit code -9"
+    assert [rank.state for rank in beat.ranks] == ["running", "dead", "running", "running"]
+    gang.stop()
+    assert not any(psutil.pid_exists(rank.pid) for rank in beat.ranks)
+    gang.start(4, half, WAIT, {}, ranks_per_group=2)
+    again = until(gang, running)
+    assert [psutil.Process(rank.pid).ppid() for rank in again.ranks] == fork_servers
+
+
+@pytest.mark.slow
+def test_a_fork_server_that_dies_takes_the_ranks_of_its_actor_along_and_the_next_attempt_has_another(
+    gang: RayGang,
+) -> None:
+    half = Bundle(0.5)
+    gang.start(2, half, WAIT, {}, ranks_per_group=2)
+    beat = until(gang, running)
+    fork_servers = [psutil.Process(rank.pid).ppid() for rank in beat.ranks]
+    os.kill(fork_servers[1], signal.SIGKILL)
+    beat = until(gang, lambda beat: all(rank.error for rank in beat.ranks))
+    assert [rank.state for rank in beat.ranks] == ["dead", "dead"]
+    assert beat.ranks[1].error == "the process that starts ranks has ended"
+    gang.stop()
+    assert gang.lost_nodes() == set()
+    gang.start(2, half, WAIT, {}, ranks_per_group=2)
+    again = until(gang, running)
+    assert not {psutil.Process(rank.pid).ppid() for rank in again.ranks} & set(fork_servers)
+
+
+@pytest.mark.slow
+def test_each_rank_of_an_actor_sees_a_gpu_of_its_own(gang: RayGang, cluster: Cluster) -> None:
+    """Ray names the GPUs of an actor without looking for any."""
+    node = cluster.add_node(
+        num_cpus=1,
+        num_gpus=2,
+        node_ip_address="127.0.0.99",
+        object_store_memory=100 * 2**20,
+        include_dashboard=False,
+        dashboard_agent_listen_port=0,
+    )
+    cluster.wait_for_nodes(timeout=60)
+    gang.start(2, Bundle(0.5, gpu=1), "targets:gpus", {}, ranks_per_group=2)
+    beat = until(gang, lambda beat: all(rank.state == "done" for rank in beat.ranks))
+    assert sorted(rank.result for rank in beat.ranks) == ["0", "1"]
+    assert {rank.node for rank in beat.ranks} == {"127.0.0.99"}
+    cluster.remove_node(node)
+
+
+@pytest.mark.slow
+def test_a_group_that_no_node_can_hold_is_spread_with_an_actor_for_each_rank(gang: RayGang) -> None:
+    gang.start(2, ONE, WAIT, {}, ranks_per_group=2)
+    beat = until(gang, running)
+    assert len({rank.node for rank in beat.ranks}) == 2
+    (group,) = gang._groups
+    assert len(group.hosts) == 2
 
 
 @pytest.mark.slow

@@ -151,7 +151,7 @@ class Adapter:
     def _adapt_experts(self, model: nn.Module, patterns: Sequence[str]) -> None:
         """Add low-rank pairs to the stacked expert weights that the patterns match, as in `experts`."""
         if self.kind == "dora":
-            raise WorkloadError("dora has no lengths of the rows of stacked experts; use lora")
+            raise WorkloadError("dora does not support stacked experts; use lora")
         stacks = {name: module for name, module in model.named_modules() if isinstance(module, Experts)}
         names = [
             f"{stack}.{part}"
@@ -246,7 +246,8 @@ def quantised(model: nn.Module) -> frozenset[str]:
     """
     if any(isinstance(module, Experts) for module in model.modules()):
         raise WorkloadError(
-            "most of it are stacked experts, which are not kept in 4 bits; set workload.adapter.quantize to none"
+            "most of its weights are stacked experts, which cannot be stored in 4 bits; set "
+            "workload.adapter.quantize to none"
         )
     layers = {each: model.get_submodule(each) for each in linear_layers(model) if LAYER.search(each)}
     for each, layer in layers.items():

@@ -44,6 +44,17 @@ class Scheme:
         """Return the bits of a weight, without its share of the scale, unless a pattern of `int8` matches it."""
         return BITS[self.weights]
 
+    def bytes_of(self, rows: int, columns: int) -> int:
+        """Return the bytes of a weight [rows, columns] as it is stored.
+
+        GGUF stores blocks of 32 numbers with a scale in fp16. compressed-tensors stores the numbers of each row in
+        words of 32 bits, a scale in fp32 for each group, and the shape as two int64.
+        """
+        if self.is_of_gguf:
+            return rows * columns // BLOCK * (BLOCK * self.bits // 8 + 2)
+        words = -(-columns * self.bits // 32)
+        return 4 * rows * (words + columns // (self.group or columns)) + 2 * 8
+
     def of(self, name: str) -> Scheme:
         """Return how the weight of this name is rounded: a scheme with one format."""
         if not self.int8:

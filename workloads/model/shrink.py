@@ -45,7 +45,7 @@ class Kept:
 
     @classmethod
     def of_json(cls, data: Mapping[str, Any]) -> Kept:
-        """Return what `to_json` gave."""
+        """Return the selection that `to_json` wrote."""
         return cls(data["layers"], data["columns"], data["groups"])
 
 
@@ -71,12 +71,12 @@ def base_of_size(config: TransformerConfig, theirs: TransformerConfig) -> Transf
         _check_heads(config, theirs)
     if "intermediate" in fewer and theirs.moe:
         raise WorkloadError(
-            "columns of experts are not chosen; set workload.changes.intermediate to the base's"
+            "shrink cannot choose columns of experts; set workload.changes.intermediate to the base's"
         )
     if fewer & {"layers", "decoder_layers"} and (theirs.shared_layers or theirs.generator):
         raise WorkloadError(
-            "layers that share their weights, and those of two networks, are not chosen; set workload.changes.layers "
-            "to the base's"
+            "shrink cannot choose among layers that share weights or belong to two networks; set "
+            "workload.changes.layers to the base's"
         )
     return replace(config, head_dim=theirs.head_dim, **{name: getattr(theirs, name) for name in SIZES})
 
@@ -102,7 +102,7 @@ def _check_heads(config: TransformerConfig, theirs: TransformerConfig) -> None:
     }
     if reason := next((name for name, is_there in apart.items() if is_there), None):
         raise WorkloadError(
-            f"the base has {reason}, so that heads cannot be removed; set workload.changes.heads to its"
+            f"the base has {reason}, so heads cannot be removed; set workload.changes.heads to that of the base"
         )
 
 

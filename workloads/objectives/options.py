@@ -29,6 +29,13 @@ def at_least(least: float, default: float) -> Any:
     return field(default=default, metadata={"fits": lambda v: v >= least, "what": f"at least {least}"})
 
 
+def zero_or_above(least: float) -> Any:
+    """Return a numeric option that is 0, the default, or above `least`."""
+    return field(
+        default=0.0, metadata={"fits": lambda v: v == 0 or v > least, "what": f"0, or above {least}"}
+    )
+
+
 def choice(default: str, *others: str) -> Any:
     """Return an option that is one of a few strings."""
     words = (default, *others)

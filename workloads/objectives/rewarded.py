@@ -29,7 +29,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from workloads.objectives.options import at_least, choice
+from workloads.errors import WorkloadError
+from workloads.objectives.options import at_least, choice, zero_or_above
 from workloads.objectives.preferences import preference_loss
 from workloads.objectives.sampled import IGNORE, Read, Sample, SampledObjective
 from workloads.objectives.spans import padded
@@ -78,7 +79,9 @@ class Grpo(SampledObjective):
 
     The loss of a token is -min(ratio x advantage, clip(ratio, 1 - epsilon, 1 + epsilon_high) x advantage), where the
     ratio is that of the token's probability to what it was when the answer was generated. `epsilon_high` 0 means
-    `epsilon` (others: Yu et al. 2025). With `importance_sampling_level` "sequence", the ratio is the same for all
+    `epsilon` (others: Yu et al. 2025). `delta` bounds the ratio where the advantage is negative, which the clip does
+    not: there the loss is at most -delta x advantage (dual-clip PPO; Ye et al. 2020, equation 4). 0 means no bound.
+    With `importance_sampling_level` "sequence", the ratio is the same for all
     tokens of an answer: the exponential of the mean of the log-ratios (GSPO; Zheng et al. 2025, equation 7).
 
     `loss_type` says how tokens are weighted: "grpo" takes the mean over each answer's tokens, then over answers (Shao
@@ -101,6 +104,7 @@ class Grpo(SampledObjective):
     scale_rewards: str = choice("group", "batch", "none")
     epsilon: float = at_least(0.0, 0.2)
     epsilon_high: float = at_least(0.0, 0.0)
+    delta: float = zero_or_above(1.0)
     importance_sampling_level: str = choice("token", "sequence")
     loss_type: str = choice("grpo", "dapo", "dr_grpo")
     beta: float = at_least(0.0, 0.0)
@@ -108,14 +112,29 @@ class Grpo(SampledObjective):
     use_bias_correction_kl: bool = True
     sample = _sample_prompt
 
+    def __post_init__(self) -> None:
+        SampledObjective.__post_init__(self)
+        if self.delta and self.delta <= self._bounds[1]:
+            raise WorkloadError(
+                f"grpo: delta is {self.delta}; make it above {self._bounds[1]:g}, the upper bound of the clipped ratio"
+            )
+
+    @property
+    def _bounds(self) -> tuple[float, float]:
+        """The bounds of the clipped ratio."""
+        return 1.0 - self.epsilon, 1.0 + (self.epsilon_high or self.epsilon)
+
     def surrogate(self, log_p: Tensor, ratio: Tensor, advantage: Tensor) -> tuple[Tensor, Tensor]:
         """Return the loss of each token without the divergence, and whether it was clipped; all are [B, L]."""
-        low = 1.0 - self.epsilon
-        high = 1.0 + (self.epsilon_high or self.epsilon)
+        low, high = self._bounds
         # Only where the clipped branch is the minimum: a clip in the other direction changes neither loss nor
         # gradient.
         clipped = ((ratio < low) & (advantage < 0)) | ((ratio > high) & (advantage > 0))
-        return -torch.min(ratio * advantage, ratio.clamp(low, high) * advantage), clipped
+        bounded = ratio
+        if self.delta:
+            clipped |= (ratio > self.delta) & (advantage < 0)
+            bounded = ratio.clamp(max=self.delta)
+        return -torch.min(bounded * advantage, ratio.clamp(low, high) * advantage), clipped
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,7 +15,7 @@ from workloads.objectives.spans import composition, run_starts, runs, scatter, s
 from workloads.predicted import corrupted, noise_of
 
 SENTINELS = 100
-"""As many as T5's own vocabulary has."""
+"""Maximum number of sentinel tokens, as in T5's vocabulary."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -176,7 +176,7 @@ def balanced(objective: Any, records: Sequence[np.ndarray] | Any) -> Any:
 
 @dataclass(frozen=True, kw_only=True)
 class WeightedLabels:
-    """What objectives have besides `SampledObjective` whose labels may have different weights in the loss."""
+    """The options, besides those of `SampledObjective`, of objectives that may weigh labels in the loss."""
 
     class_weights: Any = weights_of_labels()  # noqa: RUF009  (a field)
 

@@ -75,13 +75,21 @@ def check_trained(workload: OwnWorkload) -> None:
 def check_model(
     workload: OwnWorkload, batch: Batch, seed: int, limits: Mapping[str, int] | None = None
 ) -> set[str]:
-    """Return the names of the other values that the loss function returns. `batch` has at least two samples; `limits`
-    are those of `Samples`.
+    """Check that the user's model trains as this project needs it.
+
+    Args:
+        workload: the model and its objective.
+        batch: the first samples, at least two.
+        seed: the seed of the initial weights.
+        limits: exclusive upper bounds of the samples' integers, see `Samples.limits`.
+
+    Returns:
+        The names of the other values that the loss function returns.
 
     Raises:
-        WorkloadError: if the model cannot be made from a seed, rejects the samples, has no loss with gradients on
-            `batch`, draws random numbers itself, has a sample loss that depends on other samples, or does not call a
-            layer as a module.
+        WorkloadError: the model cannot be made from a seed, rejects the samples, has no loss with gradients on `batch`,
+            draws random numbers itself, has a sample loss that depends on other samples, or does not call a layer as a
+            module.
     """
     name = workload.name
     first = model_of(workload, seed)
@@ -103,13 +111,15 @@ def check_model(
         raise WorkloadError(f"{name}: its loss on the first samples is {loss.item()}; fix it")
     if not torch.equal(loss, again):
         raise WorkloadError(
-            f"{name} draws random numbers in its loss, which depend on the layout; take out dropout, and let the "
-            "samples draw"
+            f"{name} draws random numbers in its loss, so the loss depends on the layout; take out dropout, and draw "
+            "random numbers in the samples"
         )
     if taken := sorted(TAKEN & metrics):
-        raise WorkloadError(f"{name}: rows have {taken[0]} already; give that value another name")
+        raise WorkloadError(
+            f"{name}: {taken[0]} is already a column of metrics rows; give the value another name"
+        )
     if not loss.requires_grad:
-        raise WorkloadError(f"{name}: no gradient comes from its loss; compute it from the parameters")
+        raise WorkloadError(f"{name}: its loss has no gradient; compute the loss from the parameters")
     _gradients(name, model, loss)
     check_blocks(workload, model, batch)
     before = {key: value.clone() for key, value in model.state_dict().items()}
@@ -120,9 +130,7 @@ def check_model(
     apart = [_run(workload, model, {k: v[i : i + 1] for k, v in batch.items()}, 1)[0] for i in range(size)]
     _check_reach(name, model, apart)
     if changed := [key for key, value in model.state_dict().items() if not torch.equal(value, before[key])]:
-        raise WorkloadError(
-            f"{name}: its forward pass changes {changed[0]}; what is learnt must be a parameter"
-        )
+        raise WorkloadError(f"{name}: its forward pass changes {changed[0]}; make what is learnt a parameter")
     total = sum(sample_loss.item() for sample_loss in apart)
     if not abs(total - loss.item()) <= CLOSE * max(abs(total), abs(loss.item()), 1e-6):
         raise WorkloadError(
@@ -142,8 +150,8 @@ def _check_reach(name: str, model: nn.Module, losses: Sequence[Tensor]) -> None:
         times.update(_gradients(name, model, loss))
     if some := [key for key, count in times.items() if 0 < count < len(losses)]:
         raise WorkloadError(
-            f"{name}: {some[0]} has a gradient from one sample and none from another, where ranks would sum different "
-            "parameters with each other; compute all of them for each sample, if only times 0"
+            f"{name}: {some[0]} gets a gradient from one sample and none from another, so ranks would sum gradients of "
+            "different parameters; use all parameters for each sample, multiplied by 0 where they have no effect"
         )
 
 
@@ -167,9 +175,17 @@ def _gradients(name: str, model: nn.Module, loss: Tensor) -> list[str]:
 
 
 def check_blocks(workload: OwnWorkload, model: nn.Module, batch: Batch) -> None:
-    """Raise WorkloadError if the parameters of a layer of `blocks()` are read outside of the layer's call.
+    """Check that no code reads the parameters of a layer outside the layer's call.
 
-    Under ZeRO 3 these parameters are not gathered then.
+    Under ZeRO 3 these parameters are gathered only for the call.
+
+    Args:
+        workload: the model and its objective.
+        model: the module.
+        batch: the first samples.
+
+    Raises:
+        WorkloadError: the parameters of a layer of `blocks()` are read outside its call.
     """
     blocks = workload.blocks(model)
     if not blocks or _is_whole_without(blocks, workload, model, batch):
@@ -178,8 +194,8 @@ def check_blocks(workload: OwnWorkload, model: nn.Module, batch: Batch) -> None:
         (n for n, block in enumerate(blocks) if not _is_whole_without([block], workload, model, batch)), 0
     )
     raise WorkloadError(
-        f"{workload.name}: parameters of layer {number} of blocks() are read while it is not called, when ZeRO 3 has "
-        "only parts of them; call it as a module, and let no other read them"
+        f"{workload.name}: parameters of layer {number} of blocks() are read outside its call, where ZeRO 3 has only "
+        "parts of them; call the layer as a module, and let no other module read its parameters"
     )
 
 
@@ -237,7 +253,12 @@ def _check_comparing(workload: OwnWorkload, model: nn.Module, batch: Batch) -> N
 
 
 def model_of(workload: OwnWorkload, seed: int) -> nn.Module:
-    """Return the model with its initial weights, in training mode."""
+    """Return the model with its initial weights, in training mode.
+
+    Args:
+        workload: the model and its objective.
+        seed: the seed of the initial weights.
+    """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         return workload.build().train()
@@ -246,7 +267,12 @@ def model_of(workload: OwnWorkload, seed: int) -> nn.Module:
 def shaken(workload: OwnWorkload, batch: Batch, seed: int) -> nn.Module:
     """Return the model with noise added to its weights, so that all parts affect the loss.
 
-    If the loss is not finite with these weights, return it with its initial weights.
+    If the loss is not finite with these weights, return the model with its initial weights.
+
+    Args:
+        workload: the model and its objective.
+        batch: the first samples.
+        seed: the seed of the weights and of the noise.
     """
     model = model_of(workload, seed)
     draws = torch.Generator().manual_seed(seed)
@@ -277,10 +303,19 @@ def _line(error: Exception) -> str:
 
 
 def check_logits(name: str, model: nn.Module, batch: Batch, any_length: bool) -> None:
-    """Raise WorkloadError unless the model's logits of a token follow from the tokens up to it.
+    """Check that the model's logits of a token follow from the tokens up to it.
 
     Texts of one batch are padded at their ends while the model continues them, so later tokens must change nothing.
-    With `any_length` the model must also take shorter texts, which tasks have; samples may keep the batch's length.
+
+    Args:
+        name: the model's name in messages.
+        model: the module.
+        batch: text samples.
+        any_length: whether the model must also take shorter texts, which tasks have; samples may keep the batch's
+            length.
+
+    Raises:
+        WorkloadError: later tokens change the logits, or the model does not take shorter texts.
     """
     assert isinstance(model, OwnNetwork)
     if "tokens" not in batch:

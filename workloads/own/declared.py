@@ -29,7 +29,7 @@ def blocks_of(model: nn.Module) -> list[nn.Module]:
     inner = {module for block in blocks for module in block.modules() if module is not block}
     if both := inner.intersection(blocks):
         name = next(name for name, module in model.named_modules() if module in both)
-        raise WorkloadError(f"blocks() gives {name} and a module that it is in; give one of the two")
+        raise WorkloadError(f"blocks() gives {name} and also a module that contains it; give one of the two")
     return blocks
 
 
@@ -78,7 +78,7 @@ def cut_size(model: nn.Module) -> int:
             sizes = gcd(sizes, {"column": module.out_features, "row": module.in_features}.get(style, 0))
     if unused := [pattern for pattern in styles if pattern not in used]:
         raise WorkloadError(
-            f"sharding() names {unused[0]}, but no module that an earlier pattern does not match is called so"
+            f"sharding() has the pattern {unused[0]}, which matches no module that earlier patterns leave; remove it"
         )
     return sizes or 1
 
@@ -97,7 +97,7 @@ def _check_stages(model: nn.Module) -> None:
     if not stages:
         return
     if len(stages) < 2:
-        raise WorkloadError("stages() gives one module, between which nothing can be cut; give two or more")
+        raise WorkloadError("stages() gives one module, so there is nothing to cut; give two or more")
     inside = {id(t) for stage in stages for t in (*stage.parameters(), *stage.buffers())}
     left = [n for n, t in (*model.named_parameters(), *model.named_buffers()) if id(t) not in inside]
     if left:
@@ -122,7 +122,7 @@ def _check_kind(name: str, module: nn.Module, style: str) -> None:
         )
     if isinstance(module, nn.Embedding) and (module.padding_idx is not None or module.max_norm is not None):
         raise WorkloadError(
-            f"{name} has padding_idx or max_norm, with which a table is not cut; leave them out"
+            f"{name} cannot be sharded, because it has padding_idx or max_norm; leave them out"
         )
 
 
@@ -157,7 +157,9 @@ def _check_tensors(model: nn.Module) -> None:
     """
     for name, parameter in model.named_parameters():
         if is_lazy(parameter):
-            raise WorkloadError(f"{name} has no shape before data are seen; give its layer all sizes")
+            raise WorkloadError(
+                f"{name} is lazy: its shape depends on the first batch; give its layer all sizes"
+            )
         if not parameter.is_floating_point():
             raise WorkloadError(f"the parameter {name} is of {parameter.dtype}; make it of real numbers")
         if parameter.dtype is not torch.float32:
@@ -189,7 +191,12 @@ def is_of_hf(model: nn.Module) -> bool:
 def checked(reference: str, model: nn.Module) -> nn.Module:
     """Check the model that the user's class made, and return it.
 
-    Raises WorkloadError if it has neither a loss nor features, or both compares samples and is sharded.
+    Args:
+        reference: the class as module:name, for messages.
+        model: the module.
+
+    Raises:
+        WorkloadError: it has neither a loss nor features, or both compares samples and is sharded.
     """
     if not compares(model):
         if not callable(getattr(model, "loss", None)) and not stages_of(model):

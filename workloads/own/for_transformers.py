@@ -63,10 +63,18 @@ class OwnForCausalLM(OwnModel, GenerationMixin):
         labels: Tensor | None = None,
         **more: Any,
     ) -> CausalLMOutput:
-        """Return the logits, [B, L, vocabulary], and with `labels`, [B, L], the mean loss of the next tokens.
+        """Run the network.
 
-        A row with padding is computed without it, one by one, because the network knows no padding. Logits of padding
-        are 0.
+        A row with padding is computed alone, without its padding, because the network knows no padding. Logits of
+        padding are 0.
+
+        Args:
+            input_ids: int64 [B, L].
+            attention_mask: [B, L], 0 at padding; None without padding.
+            labels: int64 [B, L], for the mean loss of the next tokens.
+
+        Returns:
+            The logits, [B, L, vocabulary], and the loss if there are labels.
         """
         if attention_mask is None or attention_mask.all():
             logits = self._logits(input_ids)

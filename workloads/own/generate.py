@@ -68,9 +68,15 @@ def generate(
 
 
 def next_logits(name: str, network: nn.Module, tokens: Tensor) -> Tensor:
-    """Return the logits of the token after each, [B, L, vocabulary], of texts int64 [B, L].
+    """Return the logits of the token after each token, [B, L, vocabulary].
 
-    Raises WorkloadError if the model has no logits, fails, or returns another shape.
+    Args:
+        name: the model's name in messages.
+        network: the user's module.
+        tokens: int64 [B, L].
+
+    Raises:
+        WorkloadError: the model has no logits, fails, or returns another shape.
     """
     logits = logits_of(network)
     if logits is None:
@@ -89,9 +95,15 @@ def next_logits(name: str, network: nn.Module, tokens: Tensor) -> Tensor:
 
 
 def is_same_choice(name: str, ours: Tensor, theirs: Tensor) -> bool:
-    """Return whether two logits [..., vocabulary] of the same tokens predict the same, up to rounding.
+    """Return whether two logits of the same tokens predict the same, up to rounding.
 
-    Raises WorkloadError if one of them predicts nothing, because of NaN or infinity.
+    Args:
+        name: the model's name in messages.
+        ours: logits [..., vocabulary].
+        theirs: other logits of the same shape.
+
+    Raises:
+        WorkloadError: one of them predicts nothing, because of NaN or infinity.
     """
     parts = (logits.flatten(0, -2).split(TOGETHER) for logits in (ours, theirs))
     return all(_is_same(name, *pair) for pair in zip(*parts, strict=True))
@@ -111,9 +123,14 @@ def _is_same(name: str, ours: Tensor, theirs: Tensor) -> bool:
 
 
 def reads_length(name: str, bare: nn.Module, length: int) -> bool:
-    """Return whether a model on the meta device gives logits of texts of that many tokens; it may need a multiple.
+    """Return whether a model gives logits for texts of a length; it may need a multiple of some number.
 
     Also False if its code runs only on real tensors.
+
+    Args:
+        name: the model's name in messages.
+        bare: the model on the meta device.
+        length: number of tokens.
     """
     try:
         # The default device stays: a table that the code caches for later calls must not be on the meta device.

@@ -38,7 +38,13 @@ class OwnMetrics:
     def beside(self, loss: Loss, output: Any, batch: Batch) -> Loss:
         """Add the sums of the metrics of these samples to the loss. Rows that only fill up a batch do not count.
 
-        Raises WorkloadError if a metric fails, or does not return one number per sample.
+        Args:
+            loss: the loss of the samples.
+            output: the model's output for them.
+            batch: their arrays by name, [B, ...] each.
+
+        Raises:
+            WorkloadError: a metric fails, or does not return one number per sample.
         """
         outputs = _given(output)
         sums = dict(loss.sums)

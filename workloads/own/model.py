@@ -239,7 +239,15 @@ class OwnWorkload:
         return self.begun.find(name) if self.begun else None
 
     def initial(self, name: str, seed: int) -> Tensor:
-        """Return the initial value of `name`, fp32 on CPU. Raises WorkloadError if the model has no such tensor."""
+        """Return an initial value, fp32 on CPU.
+
+        Args:
+            name: the name of a parameter or buffer.
+            seed: the seed of the run.
+
+        Raises:
+            WorkloadError: the model has no such tensor.
+        """
         return initial_of(self, self.adapter, self._own_initial, name, seed)
 
     def _own_initial(self, name: str, seed: int) -> Tensor:
@@ -269,6 +277,10 @@ class OwnWorkload:
     def loss(self, model: nn.Module, batch: Batch) -> Loss:
         """Run the forward pass and return the loss of one micro-batch. A comparing model compares only samples within
         it.
+
+        Args:
+            model: the module.
+            batch: the arrays of the micro-batch by name, [B, ...] each.
         """
         output = model(batch)
         if self.compares:
@@ -281,9 +293,14 @@ class OwnWorkload:
         return self.config.compares
 
     def compared(self, features: Tensor, counted: Tensor) -> Tensor:
-        """Return the losses, [G], of compared samples: features fp32 [G, E], counted bool [G].
+        """Return the losses of compared samples, [G].
 
-        Raises WorkloadError if the model does not return one loss per sample.
+        Args:
+            features: the features of the global batch, fp32 [G, E].
+            counted: bool [G]; False for rows that only fill up a batch.
+
+        Raises:
+            WorkloadError: the model does not return one loss per sample.
         """
         losses: Tensor = self.config.bare.compare(features, counted)  # type: ignore[operator]
         if losses.shape != counted.shape:
@@ -303,7 +320,16 @@ class OwnWorkload:
         batch: Batch,
         of_tokens: Callable[[Tensor, Tensor], Loss] | None = None,
     ) -> Loss:
-        """Return the loss of a forward pass's output. Raises WorkloadError if its shape does not fit the samples."""
+        """Return the loss of a forward pass's output.
+
+        Args:
+            output: the losses or logits that the model returned.
+            batch: the arrays of the micro-batch by name, [B, ...] each.
+            of_tokens: computes the token loss from (logits, labels); None for a model that returns losses.
+
+        Raises:
+            WorkloadError: the shape of the output does not fit the samples.
+        """
         if isinstance(output, Logits):
             assert of_tokens is not None
             return of_tokens(output.logits, batch["labels"])

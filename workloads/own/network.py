@@ -53,7 +53,12 @@ class OwnNetwork(nn.Module):
         self._span: tuple[int, int] | None = None
 
     def keep(self, start: int, stop: int) -> None:
-        """Keep only the tensors of stages start to stop - 1."""
+        """Keep only the tensors of stages start to stop - 1.
+
+        Args:
+            start: number of the first stage, from 0.
+            stop: number of the stage after the last one.
+        """
         self._span = start, stop
         kept = self._kept()
         for module in self.modules():
@@ -119,17 +124,28 @@ def apply_tied(model: nn.Module, apply: Callable[[], object]) -> None:
 def through(
     stages: list[nn.Module], batch: Batch, start: int, stop: int, handed: tuple[Tensor, ...] = ()
 ) -> tuple[Tensor, ...]:
-    """Run stages start to stop - 1 on the input `handed`, and return the input of stage `stop` as fp32 tensors.
+    """Run stages start to stop - 1.
 
-    Raises WorkloadError if a stage does not return float tensors.
+    Args:
+        stages: the modules of the forward pass, in order.
+        batch: the arrays of the micro-batch by name, [B, ...] each.
+        start: number of the first stage, from 0.
+        stop: number of the stage after the last one.
+        handed: the input of the first stage; empty for stage 0, which reads the batch alone.
+
+    Returns:
+        The input of stage `stop`, as fp32 tensors.
+
+    Raises:
+        WorkloadError: a stage does not return float tensors.
     """
     for number in range(start, stop):
         output = stages[number](_given(handed), batch) if number else stages[0](batch)
         tensors = output if isinstance(output, tuple) else (output,)
         if not tensors or not all(isinstance(t, Tensor) and t.is_floating_point() for t in tensors):
             raise WorkloadError(
-                f"stage {number} of stages() hands on what is not a tensor of floats; the batch has what else the "
-                "next one needs"
+                f"stage {number} of stages() returns something other than a floating-point tensor; let the next "
+                "stage read everything else from the batch"
             )
         handed = tuple(t.float() for t in tensors)
     return handed

@@ -84,7 +84,16 @@ def _found(reference: str) -> Any:
 
 
 def call(reference: str, made: Any, options: dict[str, Any]) -> Any:
-    """Return `made(**options)`. Raises WorkloadError if the call fails."""
+    """Return `made(**options)`.
+
+    Args:
+        reference: the object as module:name, for messages.
+        made: the class or function.
+        options: its keyword arguments.
+
+    Raises:
+        WorkloadError: the call fails.
+    """
     try:
         return made(**options)
     except (Exception, SystemExit) as error:
@@ -108,8 +117,14 @@ def code_hash(reference: str) -> str:
 
 
 def check_outside(reference: str, folder: str | Path) -> None:
-    """Raise WorkloadError if the code of `module:name` is in `folder`, so that a stored folder cannot bring the code
-    that reads it.
+    """Check that the code of an object is not in a folder, so that a stored folder cannot bring the code that reads it.
+
+    Args:
+        reference: the object as module:name.
+        folder: the stored folder.
+
+    Raises:
+        WorkloadError: the code is in `folder`.
     """
     if is_built_in(reference):
         return

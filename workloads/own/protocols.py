@@ -106,10 +106,13 @@ class ComparingModel(Protocol):
         """Return each sample's features for the loss, [B, E], and other values as in `Model.loss`."""
 
     def compare(self, features: Tensor, counted: Tensor) -> Tensor:
-        """Return the loss of each sample, [G], from the features of all samples, fp32 [G, E], alone.
+        """Return the loss of each sample, [G], from the features of all samples of the global batch.
 
-        It uses no parameters: a learned temperature is one of the features. counted: bool [G], False for rows that only
-        fill up a batch.
+        Use no parameters here: make a learned temperature one of the features.
+
+        Args:
+            features: what `embed` returned, fp32 [G, E].
+            counted: bool [G]; False for rows that only fill up a batch.
         """
 
 
@@ -125,16 +128,24 @@ class Samples(Protocol):
     def sample(self, number: int, rng: np.random.Generator) -> Mapping[str, Any]:
         """Return the arrays of a sample. Names and shapes are the same for all samples.
 
-        number: counts from 0. rng: the source of all random numbers (noise, crops, masks). It depends only on (seed,
-            number, pass), where the pass counts how many times the sample has been read before.
+        Args:
+            number: the number of the sample, from 0.
+            rng: the source of all random numbers (noise, crops, masks). It depends only on (seed, number, pass), where
+                the pass counts how many times the sample has been read before.
         """
 
     def prepare(self, folder: str, most: int | None) -> Mapping[str, Any]:
-        """Optional: write the data of at most `most` samples into a local folder, from which it is read afterwards.
+        """Optional: write the data of the samples into a local folder, from which it is read afterwards.
 
-        Returns `count`, and `rejected` by action and by kind. It is called once, in the data stage; `open` is
-        called in every process after it. A dataset with this method has a `fingerprint`, which together with its
-        options names the folder.
+        It is called once, in the data stage; `open` is called in every process after it. A dataset with this method has
+        a `fingerprint`, which together with its options names the folder.
+
+        Args:
+            folder: a local folder.
+            most: maximum number of samples to write; None for all.
+
+        Returns:
+            `count`, the number of samples, and `rejected`, the numbers of rejected ones by action and by kind.
         """
 
     def open(self, folder: str) -> None:
@@ -146,10 +157,11 @@ class Samples(Protocol):
         """
 
     def export(self, prepared: str, folder: str) -> None:
-        """Optional: write the tools that make such samples from raw data into an export's local folder: a tokenizer, an
-        image processor.
+        """Optional: write the tools that make such samples from raw data: a tokenizer, an image processor.
 
-        `prepared` is the folder that `prepare` got, or the run's copy of it.
+        Args:
+            prepared: the folder that `prepare` wrote, or the run's copy of it.
+            folder: the local folder of the export.
         """
 
     def fingerprint(self) -> str:
@@ -159,7 +171,12 @@ class Samples(Protocol):
         """
 
     def held_out(self, number: int, rng: np.random.Generator) -> Mapping[str, Any]:
-        """Optional: return the sample as evaluations read it, if that differs from training (no augmentation)."""
+        """Optional: return the sample as evaluations read it, if that differs from training (no augmentation).
+
+        Args:
+            number: the number of the sample, from 0.
+            rng: as for `sample`.
+        """
 
     def of_set(self) -> Mapping[str, Any]:
         """Optional: return arrays that evaluations read with every sample."""
@@ -197,9 +214,15 @@ class Optimizer(Protocol):
         weight_decay: float,
         step: int,
     ) -> None:
-        """Update a parameter and its states in place, without autograd. `step` counts from 1.
+        """Update a parameter and its states in place, without autograd.
 
-        The gradient is already clipped. weight_decay is 0 for vectors.
+        Args:
+            parameter: the part of a parameter that this rank holds, fp32.
+            gradient: its gradient, already clipped, of the same shape.
+            state: its states by slot, of the same shape.
+            lr: the learning rate of this update.
+            weight_decay: the weight decay; 0 for vectors.
+            step: number of this update, from 1.
         """
 
 

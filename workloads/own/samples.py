@@ -80,10 +80,15 @@ class OwnSamples:
         return callable(getattr(self._made, "prepare", None))
 
     def prepare(self, folder: str, most: int | None = None) -> dict[str, Any]:
-        """Write the data of at most `most` samples into a local folder.
+        """Write the data of the samples into a local folder.
 
-        Returns the number of samples, and what was left out, as in
-        `orchestrator.data.store.manifest.DataManifest.rejected`.
+        Args:
+            folder: a local folder.
+            most: maximum number of samples to write; None for all.
+
+        Returns:
+            The number of samples, and what was left out, as in
+            `orchestrator.data.store.manifest.DataManifest.rejected`.
         """
         result: dict[str, Any] = self._made.prepare(folder, most)
         return result
@@ -94,9 +99,11 @@ class OwnSamples:
         return {str(name): int(value) for name, value in method().items()} if callable(method) else {}
 
     def export(self, prepared: str, folder: str) -> None:
-        """Write to `folder` the tools that make such samples from raw data, if the dataset exports any.
+        """Write the tools that make such samples from raw data, if the dataset exports any.
 
-        `prepared` is the folder of the prepared data, or the run's copy of it.
+        Args:
+            prepared: the folder of the prepared data, or the run's copy of it.
+            folder: the local folder of the export.
         """
         if callable(export := getattr(self._made, "export", None)):
             export(prepared, folder)
@@ -107,8 +114,15 @@ class OwnSamples:
         return {str(name): _array(value) for name, value in method().items()} if callable(method) else {}
 
     def arrays(self, number: int, turn: int, held_out: bool = False) -> dict[str, np.ndarray]:
-        """Return the arrays of a sample: float32, int64 or bool. Raises WorkloadError if the dataset fails or returns
-        others.
+        """Return the arrays of a sample: float32, int64 or bool.
+
+        Args:
+            number: the number of the sample, from 0.
+            turn: how many times the sample has been read before.
+            held_out: whether to read it as evaluations do.
+
+        Raises:
+            WorkloadError: the dataset fails, or returns arrays of other types.
         """
         rng = generator(self._seed, number, turn, SAMPLES)
         read = getattr(self._made, "held_out", self._made.sample) if held_out else self._made.sample
@@ -126,7 +140,16 @@ class OwnSamples:
     def batch(
         self, numbers: Sequence[int], turns: Sequence[int], held_out: bool = False
     ) -> tuple[Batch, list[bytes]]:
-        """Return the samples stacked in this order, and a hash of each. Raises WorkloadError if their shapes differ."""
+        """Return samples stacked in this order, [B, ...] each, and a hash of each sample.
+
+        Args:
+            numbers: the numbers of the samples, from 0.
+            turns: for each sample, how many times it has been read before.
+            held_out: whether to read them as evaluations do.
+
+        Raises:
+            WorkloadError: their shapes differ.
+        """
         samples = [self.arrays(int(n), int(t), held_out) for n, t in zip(numbers, turns, strict=True)]
         first = samples[0]
         for number, sample in zip(numbers, samples, strict=True):

@@ -223,7 +223,7 @@ def compare_part(uri: str, step: PlannedStep, before: Sequence[PlannedStep], key
     """
     os.environ["RAYON_NUM_THREADS"] = "1"
     comparing = _Comparing(step)
-    steps = [_decide(uri, each) for each in before]
+    steps = [_decide(uri, earlier) for earlier in before]
     for number, (text, row) in enumerate(texts(part)):
         for decide in steps:
             after = decide(text, row)

@@ -75,7 +75,7 @@ def other_key(step: PlannedStep, before: Sequence[PlannedStep]) -> str:
     """Return the key of the comparison data of text that is not trained on, after the steps `before` changed it."""
     how = [step.options.get(name) for name in ("threshold", "words", "hashes", "seed")]
     algorithm = signatures.algorithm() if step.name == "near_duplicates" else ""
-    changes = [[each.name, each.options] for each in before]
+    changes = [[earlier.name, earlier.options] for earlier in before]
     return xxhash.xxh3_128_hexdigest(f"others {VERSION} {step.name} {how} {algorithm} {changes}".encode())
 
 

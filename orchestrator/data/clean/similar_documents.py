@@ -34,9 +34,9 @@ class Slice(NamedTuple):
 
 def slices(documents: int, comparison: Comparison) -> list[Slice]:
     """Divide the comparison into slices of about RECORDS records."""
-    each = max(1, min(RANGES, RANGES * RECORDS // max(1, documents)))
-    firsts = range(0, RANGES, each)
-    return [Slice(b, n, min(RANGES, n + each)) for b in range(comparison.bands) for n in firsts]
+    ranges_per_slice = max(1, min(RANGES, RANGES * RECORDS // max(1, documents)))
+    firsts = range(0, RANGES, ranges_per_slice)
+    return [Slice(b, n, min(RANGES, n + ranges_per_slice)) for b in range(comparison.bands) for n in firsts]
 
 
 class Parts(Protocol):

@@ -105,7 +105,9 @@ def convert(ranks: Mapping[bytes, int], pattern: str, special: Mapping[str, int]
     tokenizer.encode_special_tokens = True
     for token, number in special.items():
         if number in tokenizer.encode(token, add_special_tokens=False).ids:
-            raise ValueError(f"the pattern does not divide {token}, so that a text may have it")
+            raise ValueError(
+                f"the pattern does not split {token}, so ordinary text could be encoded as that special token"
+            )
     return Tokenizer.from_str(tokenizer.to_str())
 
 

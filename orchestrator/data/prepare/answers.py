@@ -136,7 +136,7 @@ class Answers:
         ValueError."""
         assert self.template is not None
         text, answers = self.template.render(messages, tools)
-        only_read = [number for number, each in enumerate(messages) if each.get("weight") == 0]
+        only_read = [number for number, message in enumerate(messages) if message.get("weight") == 0]
         for number in reversed(only_read if self.data_format > 4 else []):
             # A template may mark several places in one message.
             before, after = (

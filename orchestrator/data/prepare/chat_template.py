@@ -91,7 +91,7 @@ def templates_in(folder: DataFolder) -> dict[str, str]:
     entry = (folder.read_json("tokenizer_config.json") or {}).get("chat_template")
     if isinstance(entry, str):
         return {"default": entry}
-    return {each["name"]: each["template"] for each in entry or ()}
+    return {template["name"]: template["template"] for template in entry or ()}
 
 
 def _folder_of(location: str) -> DataFolder:
@@ -131,13 +131,13 @@ def _undefined(text: str, tokens: Mapping[str, str]) -> str:
         tree = environment.parse(text)
     except TemplateError:  # rendering reports the error
         return ""
-    conditions: list[Any] = [each.test for each in tree.find_all((nodes.If, nodes.CondExpr))]
+    conditions: list[Any] = [branch.test for branch in tree.find_all((nodes.If, nodes.CondExpr))]
     conditions += tree.find_all(nodes.Test)
-    conditions += [each for each in tree.find_all(nodes.Filter) if each.name in ("default", "d")]
+    conditions += [node for node in tree.find_all(nodes.Filter) if node.name in ("default", "d")]
     conditional = {
         name.name
-        for each in conditions
-        for name in (each, *each.find_all(nodes.Name))
+        for condition in conditions
+        for name in (condition, *condition.find_all(nodes.Name))
         if isinstance(name, nodes.Name)
     }
     named = {name for name in meta.find_undeclared_variables(tree) if name.endswith("_token")}
@@ -273,7 +273,9 @@ class Template:
         def read(message: Message) -> Message:
             if "tool_calls" not in message:
                 return message
-            calls = [call(each) for each in message["tool_calls"]] if as_text else message["tool_calls"]
+            calls = (
+                [call(tool_call) for tool_call in message["tool_calls"]] if as_text else message["tool_calls"]
+            )
             return {**content_field, **message, "tool_calls": calls}
 
         return [read(message) for message in messages]

@@ -64,7 +64,7 @@ class RowColumns:
         differently. Raises WrongRow.
         """
         if isinstance(value, list):
-            return [self._named(each, names) for each in value]
+            return [self._named(label, names) for label in value]
         if isinstance(value, str) and value.isdecimal() and value not in (*names, *self._labels):
             value = int(value)  # CSV has only texts
         if isinstance(value, bool) or not isinstance(value, int):
@@ -142,7 +142,7 @@ def _listed(value: Any) -> Any:
 def _messages(value: Any) -> Any:
     """Parse messages given as one JSON text or as a list of JSON texts; return any other value unchanged."""
     parsed = _listed(value)
-    return [_listed(each) for each in parsed] if isinstance(parsed, list) else parsed
+    return [_listed(item) for item in parsed] if isinstance(parsed, list) else parsed
 
 
 def messages_in(value: Any) -> Any:
@@ -151,5 +151,5 @@ def messages_in(value: Any) -> Any:
         return value
     parsed = _messages(value)
     candidates = parsed if isinstance(parsed, list) else [parsed]
-    spoken = all(isinstance(each, Mapping) and each.keys() & {"role", "from"} for each in candidates)
+    spoken = all(isinstance(item, Mapping) and item.keys() & {"role", "from"} for item in candidates)
     return parsed if candidates and spoken else value

@@ -45,7 +45,7 @@ class Labels:
         if self.data_format < 6:
             return False
         values = value if isinstance(value, list) else [value]
-        return any(self._named(each) is None for each in values)
+        return any(self._named(label) is None for label in values)
 
     def _named(self, value: Any) -> int | None:
         """Return the number of the label whose name equals or spells `value`, or None."""

@@ -51,7 +51,7 @@ def check_written(text: str, messages: list[Message], tools: list[Any] | None) -
     """
     calls = [call for message in messages for call in message.get("tool_calls", ())]
     for feature, named in (("tools", tools or ()), ("tool calls", calls)):
-        names = [each.get("function", each).get("name") for each in named]
+        names = [tool.get("function", tool).get("name") for tool in named]
         if any(isinstance(name, str) and name not in text for name in names):
             raise ValueError(
                 f"the chat template writes no {feature}; name one that does in data.chat_template"

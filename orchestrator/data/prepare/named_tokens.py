@@ -60,8 +60,8 @@ class NamedTokens:
 def summed(counts: Iterable[Counts]) -> Counts:
     """Return the sums over all parts, the most frequent name first."""
     sums: dict[str, Counter[str]] = {TEXT: Counter(), TOKENS: Counter()}
-    for each in counts:
-        for how, names in each.items():
+    for part_counts in counts:
+        for how, names in part_counts.items():
             sums[how].update(names)
     return {how: dict(names.most_common()) for how, names in sums.items() if names}
 

@@ -44,7 +44,7 @@ def results(
         run: the function to run.
         inputs: its inputs.
         workers: number of parallel tasks.
-        cpus: CPUs of each task.
+        cpus: number of CPUs of each task.
         tries: how often a task whose process ends is started in all.
 
     Raises Ray's error if all tries fail.

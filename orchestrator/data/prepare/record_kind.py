@@ -76,15 +76,19 @@ def check_records(data: DataSpec, name: str, sources: Sequence[tuple[str, Source
     labels = data.labels
     if name in LABELLED and (len(labels) < 2 or len(set(labels)) < len(labels)):
         raise InputError(
-            f"{name} predicts one of two labels at least", "data.labels", "name each of them once"
+            f"{name} predicts one of at least two labels", "data.labels", "name each of them once"
         )
     if labels and name not in LABELLED:
         raise InputError(f"{name} predicts no labels", "data.labels", "leave it out")
     if name in COLUMNS and isinstance(data.tokenizer, TrainedTokenizer):
         hint = "name that of the model, or train one on text first"
-        raise InputError(f"{name} reads records, on which no tokenizer is trained", "data.tokenizer", hint)
+        raise InputError(
+            f"{name} reads records, and a tokenizer cannot be trained on records", "data.tokenizer", hint
+        )
     kind = kind_of(
         data, name, EARLIER
     )  # the run may have started under a version with fewer checks of templates
     if data.chat_date is not None and not (kind and kind.template):
-        raise InputError("no chat template is used that could ask for it", "data.chat_date", "leave it out")
+        raise InputError(
+            "this job uses no chat template that could ask for a date", "data.chat_date", "leave it out"
+        )

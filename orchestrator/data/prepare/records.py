@@ -173,7 +173,7 @@ def _labelled_by_several(values: Mapping[str, Any], labels: Labels, encoder: Tok
     labels_of_row = values["labels"]
     if not isinstance(labels_of_row, list):
         raise WrongRow(f"its labels are {str(labels_of_row)[:40]!r}, not a list")
-    if labels_of_row and all(isinstance(each, float) for each in labels_of_row):
+    if labels_of_row and all(isinstance(label, float) for label in labels_of_row):
         # As transformers takes them: a number for each label, 1.0 where it applies.
         if len(labels_of_row) != len(labels.names) or not {*labels_of_row} <= {0.0, 1.0}:
             raise WrongRow(

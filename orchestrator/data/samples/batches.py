@@ -47,7 +47,7 @@ def batches_of(
     Args:
         tokens: the prepared data, or the part of it that is trained on.
         objective: reads the samples.
-        seed: determines the order.
+        seed: the seed of the run, which determines the order.
         weights: passes over each source in one epoch. Ignored with a mixture.
         mixture: the proportions of the sources.
         packed: pack whole documents by best fit.
@@ -73,7 +73,7 @@ def batches_of(
         return Batches(read, sectioned, packed, routed)
     make: Callable[[Streams, int, Windowing], Windows] = packed_windows if packed else windows_of
     windows = [make(tokens, source, windowing) for source in range(tokens.sources)]
-    samples = [len(each) for each in windows]
+    samples = [len(source) for source in windows]
     strict = tokens.manifest.format > 1
     for number, count in enumerate(samples):
         if not count and (strict or not any(samples)):
@@ -83,7 +83,7 @@ def batches_of(
                 f"data.sources.{number}",
                 "give more text, leave the source out, or lower data.sequence_length",
             )
-    documents = sum(each.documents or 0 for each in windows)
+    documents = sum(source.documents or 0 for source in windows)
     if windowing.unit != "stream" and documents < windowing.documents:
         raise InputError(
             f"the text has {documents} document(s), but {objective.name} needs at least {windowing.documents}",
@@ -93,7 +93,7 @@ def batches_of(
     read = SampleReader(tokens, windows, objective)
     if mixture is None:
         return Batches(read, Order(seed, samples, weights, by_pass=strict), packed, routed)
-    phases = mixture.weights([each.tokens for each in windows], samples)
+    phases = mixture.weights([source.tokens for source in windows], samples)
     return Batches(read, MixedOrder(seed, samples, phases, mixture.most), packed, routed)
 
 

@@ -61,7 +61,7 @@ def _held_out(streams: Streams, objective: Objective, where: str, documents: int
             f"{tokens} tokens are less than one sample of {objective.name}, which has {windowing.window}"
         )
         raise InputError(problem, where, "hold out more text, or lower data.sequence_length")
-    if windowing.unit != "stream" and sum(each.documents or 0 for each in windows) < windowing.documents:
+    if windowing.unit != "stream" and sum(source.documents or 0 for source in windows) < windowing.documents:
         problem = (
             f"the set has {documents} document(s), but {objective.name} needs at least {windowing.documents}"
         )

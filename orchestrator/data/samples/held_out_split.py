@@ -136,7 +136,7 @@ def split(tokens: Documents, share: float, needs_both_sides: bool = True, of: st
     highest = max(facts["most"] for facts in facts_of)
     if needs_both_sides:
         _check_sides(lowest, highest, documents=every, held_out=held_out, share=share, of=of)
-    sides = {side: [each[side] for each in runs] for side in SIDES}
+    sides = {side: [source_runs[side] for source_runs in runs] for side in SIDES}
     return Split(
         Subset(tokens, sides["trained"], every - held_out),
         Subset(tokens, sides["held_out"], held_out),

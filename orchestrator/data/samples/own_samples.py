@@ -168,7 +168,7 @@ def batches_of_samples(
 
     Args:
         named: the dataset of the job.
-        seed: determines the order.
+        seed: the seed of the run, which determines the order.
         share: share to hold out; None for no held-out samples.
         data: the manifest of the samples.
         folder: where they were prepared.

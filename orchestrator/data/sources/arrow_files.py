@@ -156,7 +156,7 @@ def batches(file: BinaryIO, start: int, stop: int) -> Iterator[pa.RecordBatch]:
 
 
 def _encoded(message: Any) -> ValueError:
-    return ValueError(f"it has a {message.type}, as of columns that are encoded by dictionaries")
+    return ValueError(f"it has a {message.type}, as files with dictionary-encoded columns do")
 
 
 def _messages(file: BinaryIO, start: int) -> Iterator[tuple[Any, int]]:

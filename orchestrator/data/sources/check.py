@@ -44,8 +44,8 @@ def check_sources(
     if objective not in COLUMNS and size < data.sequence_length:  # a record is a sample, however short
         problem = f"the corpus has {size} bytes, fewer than one sequence of {data.sequence_length} tokens"
         raise InputError(problem, "data.sources", "give more text or lower data.sequence_length")
-    for where, each in held_out.values():
-        check_set(each, where, data.on_error, objective, begins)
+    for where, set_sources in held_out.values():
+        check_set(set_sources, where, data.on_error, objective, begins)
     _check_rows(data.sources, files, "data.sources", objective, begins)
     if begins and data.clean:
         _check_columns_of_steps(data.clean, files)

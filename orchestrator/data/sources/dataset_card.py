@@ -134,7 +134,7 @@ def _names_in(card: Mapping[str, Any], column: str, path: str, where: str) -> tu
     if len(result) > 1:
         named = ", ".join(result.values())
         problem = f"names the labels of '{column}' differently in its configurations {named}"
-        raise InputError(problem, where, f"say in its configs which of them has {path}")
+        raise InputError(problem, where, f"add {path} to one of them under configs in the card")
     return next(iter(result), ())
 
 
@@ -155,14 +155,16 @@ def _patterns(data_files: Any) -> list[str]:
         return [data_files]
     if isinstance(data_files, Mapping):
         return _patterns(data_files.get("path", list(data_files.values())))
-    return [pattern for each in data_files or [] for pattern in _patterns(each)]
+    return [pattern for entry in data_files or [] for pattern in _patterns(entry)]
 
 
 def _features(features: Any) -> dict[str, Any]:
     """Return a card's list of features in the form of a schema's: the feature of each column by its name."""
     listed = features if isinstance(features, Sequence) and not isinstance(features, str) else []
     return {
-        str(each["name"]): _feature(each) for each in listed if isinstance(each, Mapping) and "name" in each
+        str(feature["name"]): _feature(feature)
+        for feature in listed
+        if isinstance(feature, Mapping) and "name" in feature
     }
 
 

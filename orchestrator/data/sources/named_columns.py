@@ -76,11 +76,11 @@ def check_columns_of_steps(parts: Iterable[Part], columns: Mapping[str, str]) ->
         first.setdefault(part[0].file.source, part)
     lacking = [_lacking(part, list(columns)) for part in first.values()] if columns else []
     for column, where in columns.items():
-        if not lacking or not all(column in each for each in lacking):
+        if not lacking or not all(column in columns_of_part for columns_of_part in lacking):
             continue  # a source may have no such column, because columns depend on its format
         tables = [part[0].file.kind != ".txt" for part in first.values()]
-        hints = [each[column].hint() for each, is_table in zip(lacking, tables, strict=True) if is_table]
-        hint = min(hints, key=lambda each: not each.startswith(NEAR), default="text files have no columns")
+        hints = [found[column].hint() for found, is_table in zip(lacking, tables, strict=True) if is_table]
+        hint = min(hints, key=lambda hint: not hint.startswith(NEAR), default="text files have no columns")
         raise InputError(f"names '{column}', which no row of the first part of any source has", where, hint)
 
 

@@ -110,7 +110,9 @@ def _publish(draft: str, uri: str) -> None:
         os.rename(draft, uri)
     except OSError:
         hint = "remove the folder, or give another fingerprint"
-        raise InputError("has other files than rows of own", f"data.cache {uri}", hint) from None
+        raise InputError(
+            "is a folder with other files than rows of `own`", f"data.cache {uri}", hint
+        ) from None
 
 
 def _dataset(source: Source, where: str) -> Dataset:
@@ -123,7 +125,7 @@ def _dataset(source: Source, where: str) -> Dataset:
     except WorkloadError as error:
         raise InputError(str(error), where) from None
     if not isinstance(made, ray.data.Dataset):
-        raise InputError(f"returns {type(made).__name__} and no ray.data.Dataset", where, "return one")
+        raise InputError(f"returns {type(made).__name__}, not a ray.data.Dataset", where, "return one")
     made.context.enable_progress_bars = False
     made.context.execution_options.preserve_order = True  # otherwise the order depends on the time of tasks
     return made
@@ -176,7 +178,7 @@ def _files(dataset: Dataset, where: str) -> Iterator[list[pyarrow.Table]]:
             problem = f"gives rows of different columns: {_columns(schema)}, and {_columns(table.schema)}"
             raise InputError(problem, where, "give all rows the same columns and types")
         tables.append(table)
-        if sum(each.nbytes for each in tables) >= FILE_BYTES:
+        if sum(collected.nbytes for collected in tables) >= FILE_BYTES:
             yield tables
             tables = []
     if tables:

@@ -129,7 +129,7 @@ def _is_json(kind: pa.DataType) -> bool:
 def _holds(kind: pa.DataType, sought: Callable[[pa.DataType], bool]) -> bool:
     """Return whether a type is of a sort, or contains one."""
     inner = (kind.field(number).type for number in range(kind.num_fields))
-    return sought(kind) or any(_holds(each, sought) for each in inner)
+    return sought(kind) or any(_holds(inner_kind, sought) for inner_kind in inner)
 
 
 def _decoded(value: Any, kind: pa.DataType) -> Any:

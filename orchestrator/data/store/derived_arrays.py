@@ -96,5 +96,5 @@ def _mapped(path: Path, expected: str) -> np.ndarray:
     for at in range(0, len(values), CHUNK):
         checksum.update(values[at : at + CHUNK].tobytes())
     if checksum.hexdigest() != expected:
-        raise ValueError(f"{path} is not what was written")
+        raise ValueError(f"{path} differs from what was written")
     return values

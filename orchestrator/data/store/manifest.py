@@ -289,7 +289,7 @@ def read_document(folder: DataFolder, name: str = NAME) -> tuple[dict[str, Any],
         # What the file says has the recorded checksum, or else what is understood of it: that takes much longer.
         known = data.get("checksum")
         if manifest.format > 1 and _checksum(content) != known and manifest.checksum() != known:
-            raise ValueError("its checksum is another")
+            raise ValueError("its checksum differs")
         return data, manifest
     except (ValueError, KeyError, TypeError) as error:
         problem = f"holds a damaged {name} ({error!r})"

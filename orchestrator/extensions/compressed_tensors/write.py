@@ -38,13 +38,15 @@ def export_compressed(plain: str, folder: str, chosen: Mapping[str, Scheme]) -> 
     """
     config = json.loads((Path(plain) / "config.json").read_text())
     if (Path(plain) / GENERATOR).exists():
-        raise WorkloadError(f"a pair of two networks is exported in full precision; {HINT}")
+        raise WorkloadError(
+            f"a generator and its discriminator can be exported only in full precision; {HINT}"
+        )
     linear = _linear_layers(plain, config)
     layers = {name.removesuffix(WEIGHT) for name in chosen}
     if others := sorted(layers - linear):
         raise WorkloadError(
-            f"{config['architectures'][0]} of transformers stores {others[0]} in no linear layer, and "
-            f"compressed-tensors quantises those; {HINT}"
+            f"{config['architectures'][0]} of transformers stores {others[0]} outside a linear layer, and "
+            f"compressed-tensors quantises linear layers only; {HINT}"
         )
     kept = sorted(linear - layers)
     described = _described(chosen, kept)

@@ -112,7 +112,7 @@ def _cut(about: Mapping[str, Any]) -> str:
     last = steps[-1]
     if model["type"] != "BPE" or last.get("type") != "ByteLevel":
         raise WorkloadError(
-            f"GGUF files are written with byte-level BPE, but this tokenizer is another; {HINT}"
+            f"GGUF export needs byte-level BPE, but this tokenizer is of another kind; {HINT}"
         )
     expression = next((step["pattern"].get("Regex", "?") for step in steps if step["type"] == "Split"), "")
     name = _CUTS.get(expression)
@@ -137,7 +137,7 @@ def _frame(wrapped: Any) -> tuple[bool, bool]:
         for end in (False, True):
             if full == [*[wrapped.bos_token_id] * begin, *bare, *[wrapped.eos_token_id] * end]:
                 return begin, end
-    raise WorkloadError(f"this tokenizer sets other tokens around a text than bos and eos; {HINT}")
+    raise WorkloadError(f"this tokenizer adds tokens other than bos and eos around a text; {HINT}")
 
 
 Numbers: TypeAlias = Literal["f32", "f16", "bf16", "q8_0", "q4_0"]
@@ -204,23 +204,23 @@ def check_gguf(config: Mapping[str, Any]) -> None:
     if kind not in ARCHITECTURES or not str(config["architectures"][0]).endswith("ForCausalLM"):
         named = config["architectures"][0]
         raise WorkloadError(
-            f"GGUF files are written of language models of {', '.join(ARCHITECTURES)}, but this is {named}; "
+            f"GGUF export supports language models of {', '.join(ARCHITECTURES)}, but this is {named}; "
             "export it for transformers"
         )
     window = config.get("sliding_window") if config.get("use_sliding_window", True) else None
     if window is not None and window < config["max_position_embeddings"]:
         raise WorkloadError(
-            f"llama.cpp attends to all positions in a {kind}, but this one to a window of {window}; "
+            f"llama.cpp attends to all positions in a {kind}, but this model only to a window of {window}; "
             "export it for transformers"
         )
     if config["hidden_act"] != "silu" or config.get("attention_bias") or config.get("mlp_bias"):
         raise WorkloadError(
-            f"llama.cpp has no {kind} with other activations than silu or further biases; export it for transformers"
+            f"llama.cpp has no {kind} with other activations than silu or with more biases; export it for transformers"
         )
     scaling = config["rope_parameters"].get("rope_type", "default")
     if scaling not in ("default", "linear") and (kind, scaling) != ("llama", "llama3"):
         raise WorkloadError(
-            f"rotary positions of type {scaling} are not written for a {kind}; export it for transformers"
+            f"GGUF export supports no rotary positions of type {scaling} for a {kind}; export it for transformers"
         )
 
 

@@ -44,7 +44,7 @@ class StoredModel(Mapping[str, Tensor]):
         for name, shape in sizes.items():
             for ours, number in self._parts(name, shape, layers):
                 if ours in self._places:
-                    raise WorkloadError(f"{name} is there under two names")
+                    raise WorkloadError(f"{name} is stored under two names")
                 self._places[ours] = name, number
 
     def _parts(self, name: str, shape: tuple[int, ...], layers: int) -> Iterator[tuple[str, int | None]]:
@@ -86,6 +86,7 @@ def _check_format(folder: Path) -> None:
         raise WorkloadError(f"{ABOUT} does not state its format; copy it again") from None
     if backend != (FORMAT, 1):
         raise WorkloadError(
-            f"it is of the format {backend[0]!s:.40} version {backend[1]!s:.10}, and {FORMAT} version 1 is imported; "
+            f"it has the format {backend[0]!s:.40} version {backend[1]!s:.10}, but only {FORMAT} version 1 is "
+            "imported; "
             "convert it by Megatron-LM"
         )

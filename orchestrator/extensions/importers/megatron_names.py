@@ -58,9 +58,9 @@ def canonical(model: Mapping[str, Any], max_bytes: int) -> dict[str, Tensor]:
             raise WorkloadError(f"{name} is not a plain tensor of real numbers")
         taken += tensor.numel() * tensor.element_size()
         if taken > max_bytes:
-            raise WorkloadError(f"{name} and what is before it take more bytes than their file has")
+            raise WorkloadError(f"{name} ends beyond the end of its file")
         if (ours := canonical_name(name)) in result:
-            raise WorkloadError(f"{name} is there under two names")
+            raise WorkloadError(f"{name} is stored under two names")
         result[ours] = tensor.detach()
     return result
 

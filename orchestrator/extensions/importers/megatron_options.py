@@ -76,7 +76,7 @@ def options_of(args: Mapping[str, Any], version: float) -> Options:
 
     if said("num_experts", 0) and not gated:
         raise WorkloadError(
-            f"num_experts {said('num_experts', 0)} is imported of Llama's layers, not of GPT-2's"
+            f"num_experts {said('num_experts', 0)} is imported with Llama's layers, not with GPT-2's"
         )
 
     def size(name: str, missing: Any = None) -> int:
@@ -89,11 +89,11 @@ def options_of(args: Mapping[str, Any], version: float) -> Options:
     )
     groups = size("num_query_groups", heads) if said("group_query_attention", False) else heads
     if heads % groups or heads % tensor or groups % tensor:
-        raise WorkloadError(f"{heads} heads in {groups} groups are not divided over {tensor} ranks")
+        raise WorkloadError(f"{heads} heads in {groups} groups cannot be divided over {tensor} ranks")
     experts = size("num_experts") if said("num_experts", 0) else 0
     expert_parallel = size("expert_model_parallel_size", 1)
     if experts % expert_parallel or (expert_parallel > 1 and not experts):
-        raise WorkloadError(f"{experts} experts are not divided over {expert_parallel} ranks")
+        raise WorkloadError(f"{experts} experts cannot be divided over {expert_parallel} ranks")
     feedforward = size("ffn_hidden_size", 4 * hidden)
     tanh = bool(said("bias_gelu_fusion", False)) or bool(said("openai_gelu", False))
     return Options(
@@ -135,7 +135,17 @@ def _of_experts(option: Callable[[str, Any], Any]) -> Iterator[tuple[str, Any, A
 
 
 def number(options: Mapping[str, Any], name: str, missing: Any, minimum: int | None = None) -> float:
-    """What is said of `name`, with `minimum` a whole number from there on. Raises WorkloadError if it is none."""
+    """Return the value of an option that is a number.
+
+    Args:
+        options: the options of the checkpoint.
+        name: the name of the option.
+        missing: the value if the option is missing or None.
+        minimum: the smallest allowed value, for options that are whole numbers.
+
+    Raises:
+        WorkloadError: it is not such a number.
+    """
     result = options.get(name)
     result = missing if result is None else result
     if type(result) is not int and (minimum is not None or type(result) is not float):

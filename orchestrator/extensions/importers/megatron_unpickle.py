@@ -110,7 +110,7 @@ def _of_class(
             model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**config))
     except Exception as error:  # whatever transformers says of sizes that do not go together
         raise WorkloadError(
-            f"transformers makes no {config['model_type']} of its options ({_line(error)})"
+            f"transformers cannot build a {config['model_type']} from its options ({_line(error)})"
         ) from None
     wanted = stored_shapes({name: list(parameter.shape) for name, parameter in model.named_parameters()})
     for name, tensor in tensors:
@@ -119,7 +119,7 @@ def _of_class(
             raise WorkloadError(f"{name} is {shapes[name]}, but its options make it {wanted.get(name)}")
         yield name, tensor
     if lacking := sorted(wanted.keys() - shapes.keys()):
-        raise WorkloadError(f"{lacking[0]} is not there")
+        raise WorkloadError(f"{lacking[0]} is missing")
 
 
 def _read(folder: Path) -> Shards:
@@ -195,11 +195,13 @@ def _read_whole(folder: Path) -> Shards:
     where = f"{folder.name}/{COMMON}"
     _, options, iteration = _options_in(_load(folder / COMMON), where)
     if options.version < 2.0:
-        raise WorkloadError(f"{where} has version {options.version}, of before Megatron-Core; save it again")
+        raise WorkloadError(
+            f"{where} has version {options.version}, which is older than Megatron-Core; save it again"
+        )
     model = StoredModel(folder, options.layers)
     if options.experts:
         raise WorkloadError(
-            f"num_experts {options.experts} is imported of the format torch, not of torch_dist"
+            f"num_experts {options.experts} is imported from the format torch, not from torch_dist"
         )
     alone = dataclasses.replace(options, tensor=1, pipeline=1)
     return Shards({(0, 0): model}, alone, iteration, (options.tensor, options.pipeline))
@@ -258,7 +260,8 @@ def _load(path: Path) -> dict[str, Any]:
             allowed.append((type("Placeholder", (Placeholder,), {}), name))
         else:
             raise WorkloadError(
-                f"{where} asks for {name}, which is not plain data, and nothing was run; do not use what is from there"
+                f"{where} asks for {name}, which is not plain data, and nothing was run; do not "
+                "use files from this source"
             )
     with torch.serialization.safe_globals(allowed):
         try:

@@ -20,9 +20,8 @@ from workloads.model.scheme import Scheme
 UINT8, FLOAT = 2, 1
 """Types of numbers in ONNX (`onnx.TensorProto`)."""
 ZERO = 128
-"""What is added to integers of -128 .. 127 that are multiplied. onnxruntime is four times as fast if both sides are
-unsigned. It would be twice as fast again with signed weights, but cuts off large sums then on processors without
-instructions for them (VNNI).
+"""The offset that makes factors of -128 .. 127 unsigned. onnxruntime is four times as fast if both are unsigned.
+Signed weights would be twice as fast again, but then large sums saturate on processors without VNNI instructions.
 """
 WEIGHT = ".weight"
 
@@ -42,7 +41,7 @@ def round_layers(model: nn.Module, chosen: Mapping[str, Scheme]) -> list[str]:
         layer = model.get_submodule(path)
         if type(layer) is not nn.Linear:
             raise WorkloadError(
-                f"{type(model).__name__} of transformers stores {path} in no linear layer; export it without "
+                f"{type(model).__name__} of transformers stores {path} outside a linear layer; export it without "
                 "quantisation"
             )
         parent, _, leaf = path.rpartition(".")

@@ -101,7 +101,7 @@ def check_onnx(config: Mapping[str, Any], paired: bool) -> None:
     """Raise WorkloadError if the model of this config.json, or a pair of models, cannot be exported."""
     if config["model_type"] not in ENCODERS or paired:
         raise WorkloadError(
-            f"ONNX models are written of single encoders ({', '.join(ENCODERS)}), but this is "
+            f"ONNX export supports single encoders ({', '.join(ENCODERS)}), but this is "
             f"{config['architectures'][0]}; export it for transformers"
         )
 
@@ -110,7 +110,7 @@ def _check_size(plain: str) -> None:
     weights = Weights(plain)
     if (size := sum(4 * weights.shape(name).numel() for name in weights.names)) > LARGEST:
         raise WorkloadError(
-            f"the weights are {size / 2**30:.1f} GiB, but a file of ONNX holds 2; export it for transformers"
+            f"the weights are {size / 2**30:.1f} GiB, but an ONNX file holds at most 2; export it for transformers"
         )
 
 

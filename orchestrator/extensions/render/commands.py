@@ -122,7 +122,7 @@ def kuberay(
 
 @dataclass(frozen=True)
 class Render:
-    """What is rendered for a cloud: the job, its image, and where to."""
+    """The arguments of a rendering for a cloud: the job, its image, and the target folder."""
 
     job: Job
     image: Image

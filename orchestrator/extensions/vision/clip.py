@@ -112,8 +112,8 @@ class Clip(nn.Module):
         ends = caption.max(1).values if end == LEGACY_END else torch.full_like(caption[:, 0], end)
         if (caption[:, -1] != ends).any():
             raise ValueError(
-                f"captions end with the token {int(caption[0, -1])}, but text.eos_token_id, at whose position "
-                f"the vector of a text is read, is {end}; use a tokenizer that ends texts with that, or change it"
+                f"captions end with token {int(caption[0, -1])}, but text.eos_token_id is {end}, and the vector of a "
+                f"text is read at that token; use a tokenizer that ends texts with it, or change text.eos_token_id"
             )
 
     def image_embeddings(self, pixels: Tensor) -> Tensor:

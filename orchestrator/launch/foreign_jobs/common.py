@@ -1,4 +1,4 @@
-"""What the keys of axolotl, of TRL and of Hugging Face's Trainer have in common."""
+"""Translate the keys that axolotl, TRL and Hugging Face's Trainer share."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ HERE_ANYWAY = (
     "evaluation_strategy", "remove_unused_columns", "overwrite_cache", "plugins", "model_code_revision", "log_freq",
     "shuffle_train_dataset",
 )  # fmt: skip
-"""Keys whose effect is here whatever they say, or follows from others."""
+"""Keys to ignore: this project has their effect anyway, or derives it from other keys."""
 
 
 @dataclass(frozen=True)
 class TrainerDefaults:
-    """What a trainer does where its configuration says nothing.
+    """The defaults of a trainer, for keys that its configuration leaves out.
 
     Attributes:
         whose: the trainer's name.
@@ -192,6 +192,7 @@ def fill_rollout_of_trl(job: ForeignJob, keys: Arguments, prompt: float, objecti
         options |= {
             "epsilon": keys.number("epsilon"),
             "epsilon_high": keys.number("epsilon_high"),
+            "delta": keys.number("delta"),
             "importance_sampling_level": keys.take("importance_sampling_level"),
         }
     set_options(job, options)
@@ -237,5 +238,5 @@ def full_groups(job: ForeignJob) -> None:
 
 
 def name_of(text: str) -> str:
-    """Return the name of a run from a path or a name elsewhere."""
+    """Return a legal name of a run, made from the last part of a path or of a name in another system."""
     return legal_name(text.rstrip("/").rsplit("/", 1)[-1])

@@ -15,7 +15,7 @@ from orchestrator.config.records import COLUMNS, LABELLED, PREFERENCES, TALKING
 from orchestrator.launch.first_job import GPUS, OF_LABELLED, rows_for
 from orchestrator.launch.foreign_jobs.counted import counted, is_local_source, sequences_in
 from orchestrator.launch.foreign_jobs.read import Arguments
-from orchestrator.launch.labelled_rows import Labelled, labelled_rows
+from orchestrator.launch.labelled_rows import Labelled, labelled_rows, labels_of_sources
 from orchestrator.optim.config import OptimizerSpec
 from orchestrator.optim.kinds import KINDS
 
@@ -136,24 +136,22 @@ class ForeignJob:
     def sources(self, objective: str, sources: Sequence[tuple[str, Any, float]]) -> None:
         """Set the training data: URI, `field` (None to find out), and weight of each source."""
         made: list[dict[str, Any]] = []
+        found: dict[str, Labelled] = {}
+        unknown: list[str] = []
         for uri, columns, weight in sources:
             count = counted(uri)
             self.by_source.append(count.rows)
             self.uncounted.extend([count.why_not] if count.why_not else [])
             labelled = self.labelled(uri) if objective in OF_LABELLED and is_local_source(uri) else None
             if labelled:
+                found[uri] = labelled
                 objective, columns = labelled.objective, labelled.field
-                if labelled.labels:
-                    self.part("data")["labels"] = [*labelled.labels]
             elif columns is None and is_local_source(uri):
                 rows = rows_for(uri, self.asked)
                 fits = rows is not None and (rows.objective == objective or objective not in COLUMNS)
                 columns = rows.field if rows and fits else None
             if not labelled and objective in LABELLED:
-                self.part("data").setdefault("labels", ["0", "1"])
-                self.lines.append(
-                    "data.labels: assumed; list them, or run `init` again when the files are here"
-                )
+                unknown.append(uri)
             if columns is None and objective in COLUMNS:
                 columns = _default_columns(objective)
                 self.lines.append(
@@ -165,6 +163,12 @@ class ForeignJob:
             if weight != 1.0:
                 source["weight"] = weight
             made.append(source)
+        if found and (labels := labels_of_sources(found)):
+            self.part("data")["labels"] = [*labels]
+        if unknown:
+            self.part("data").setdefault("labels", ["0", "1"])
+            known = f"those of {', '.join(found)} alone" if found else "assumed"
+            self.lines.append(f"data.labels: {known}; list them, or run `init` again when the files are here")
         self.part("data")["sources"] = made
         self.part("workload")["objective"] = objective
 

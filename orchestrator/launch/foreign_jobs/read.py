@@ -139,7 +139,7 @@ def read_foreign(path: Path) -> Arguments:
         raise InputError(f"cannot be read ({error})", str(path), "give a configuration file") from None
     if path.suffix == ".py":
         hint = "write the arguments as YAML or JSON, with model_name_or_path and train_file or dataset_name"
-        raise InputError("is Python, which is not run to find its arguments", str(path), hint)
+        raise InputError("is a Python file, and no code is run to find its arguments", str(path), hint)
     try:
         if path.suffix == ".toml":
             return Arguments(tomllib.loads(text))

@@ -129,6 +129,7 @@ def _verl_loss(job: ForeignJob) -> dict[str, Any]:
         "kl": None if estimate == "k3" else estimate,
         "epsilon": arguments.number(f"{actor}.clip_ratio_low", f"{actor}.clip_ratio"),
         "epsilon_high": arguments.number(f"{actor}.clip_ratio_high"),
+        "delta": arguments.number(f"{actor}.clip_ratio_c", default=3.0),
         "scale_rewards": None if scales else "none",
     }
 

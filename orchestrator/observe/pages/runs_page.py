@@ -15,6 +15,7 @@ from orchestrator.observe.last_status import ControllerState, controller_state, 
 from orchestrator.observe.pages.page import render
 from orchestrator.storage.file_names import COMMITS
 from orchestrator.storage.file_system import open_file_system
+from orchestrator.storage.row_line import EVENTS
 from orchestrator.storage.run_directory import RunDir
 
 TIMEOUT = 15.0
@@ -161,6 +162,9 @@ def _row(name: str, run: RunDir) -> dict[str, Any]:
     summary = run.read_json_or_empty("summary.json")
     if unread and not status:
         raise InputError(unread)
+    if not status and run.read_text("status.json") is None and (event := run.log(EVENTS).last()):
+        # The run has begun, and writes its first status in a moment.
+        status = {"phase": event.get("phase"), "note": event.get("reason")}
     phase = str(status.get("phase") or "unknown")
     at = float(status.get("time") or 0.0)
     ended = phase in ENDED

@@ -42,6 +42,12 @@ class Followed:
     """One sink, and the position in the run up to which it has received rows."""
 
     def __init__(self, name: str, make: Callable[[], Sink]) -> None:
+        """Keep a sink to build later.
+
+        Args:
+            name: the sink's name in messages.
+            make: builds the sink; called again after each failure.
+        """
         self._name, self._make = name, make
         self._sink: Sink | None = None
         self._received = Received()
@@ -49,7 +55,12 @@ class Followed:
         self.failed = False
 
     def update(self, run: RunDir, closing: bool) -> None:
-        """Deliver new rows and events, unless the sink has just failed. Never raises."""
+        """Deliver new rows and events, unless the sink has just failed. Never raises.
+
+        Args:
+            run: the run directory.
+            closing: whether the run has ended, so that the sink is closed and no pause is kept.
+        """
         if time.monotonic() < self._at and not closing:
             return
         try:
@@ -82,7 +93,14 @@ def _build_own(reference: str, context: SinkContext) -> Sink:
 
 
 def sinks_of(name: str, spec: SinkSpec | None, document: dict[str, Any], run: RunDir) -> list[Followed]:
-    """Return the sinks of the job. Each imports its library when it is built."""
+    """Return the sinks of the job. Each imports its library when it is built.
+
+    Args:
+        name: the name of the job.
+        spec: the key `sinks` of the job; None for no sinks.
+        document: the job as plain data, which sinks get without secrets.
+        run: the run directory, which has at least one event.
+    """
     if spec is None:
         return []
     began = run.rows(EVENTS)[0]["time"]

@@ -23,6 +23,12 @@ class SinkProcess:
     """The sink process, seen from the controller. Does nothing for a job without sinks."""
 
     def __init__(self, sinks: SinkSpec | None, run: RunDir) -> None:
+        """Start the process if the job has sinks.
+
+        Args:
+            sinks: the key `sinks` of the job; None for no sinks.
+            run: the run directory.
+        """
         self._process: subprocess.Popen[str] | None = None
         if sinks is None:
             return

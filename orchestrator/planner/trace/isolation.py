@@ -1,4 +1,4 @@
-"""What a trace runs in: a process group without peers, a limit of time, and garbage collections at fixed places."""
+"""The environment of a trace: a process group without peers, a time limit, and garbage collection at fixed places."""
 
 from __future__ import annotations
 

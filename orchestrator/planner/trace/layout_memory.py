@@ -155,7 +155,7 @@ class TracedMemory:
 
 @dataclass(frozen=True)
 class _TraceRequest:
-    """What is to be traced; two with the same `key` and layout have the same answer."""
+    """A request for a trace. Requests with the same `key` and layout have the same answer."""
 
     key: tuple[str, ...]
     job: ResolvedJob = dataclasses.field(compare=False)

@@ -1,4 +1,4 @@
-"""What records a step on tensors without memory."""
+"""Record a step on tensors without memory."""
 
 from __future__ import annotations
 

@@ -17,8 +17,8 @@ def top_over_ranks(logits: Tensor, k: int, temperature: float, shards: Shards, t
 
     Args:
         logits: this rank's logits [n, V of this rank].
-        k: how many to return.
-        temperature: T of the log-sum.
+        k: number of logits to return per token.
+        temperature: the temperature T that divides the logits before the log-sum.
         shards: how the vocabulary is cut.
         tp: the group over which it is cut.
     """

@@ -65,7 +65,7 @@ class Partitions:
 
         Args:
             zero: DeepSpeed's optimizer.
-            stage: the ZeRO stage.
+            stage: the ZeRO stage, 1 to 3.
             model: its model.
             workload: the model and its objective.
             ema: the decay of a moving average of the weights; None without one.

@@ -149,10 +149,16 @@ class Engine(Protocol):
         """Free the teacher's memory, if there is one."""
 
     def teacher_logits(self, micro_batches: Sequence[Batch], k: int, temperature: float) -> list[PlacedTop]:
-        """Return the teacher's `k` largest logits for each micro-batch.
+        """Return the teacher's largest logits for each micro-batch. No state changes.
 
-        Of the ranks that compute the same micro-batches one returns them, and the others an empty list. No state
-        changes.
+        Args:
+            micro_batches: the micro-batches of this rank.
+            k: number of logits per token.
+            temperature: the temperature that divides the logits before the log-sum over the vocabulary.
+
+        Returns:
+            One entry per micro-batch. Of the ranks that compute the same micro-batches one returns them, and the others
+            return an empty list.
         """
 
     def swap_average(self) -> None:

@@ -136,7 +136,8 @@ def test_files_of_others_in_the_folder_stay(tmp_path: Path) -> None:
     folder.mkdir(parents=True)
     (folder / "notes.txt").write_text("mine")
     with pytest.raises(
-        InputError, match="has other files than rows of own; remove the folder, or give another"
+        InputError,
+        match="is a folder with other files than rows of `own`; remove the folder, or give another",
     ):
         own_rows.make_rows(given, "own", lambda _: None)
     assert [path.name for path in folder.iterdir()] == ["notes.txt"]
@@ -161,7 +162,7 @@ def test_rows_on_an_object_store() -> None:
     [
         ("raises", "raises: fails: ValueError: no article [012]; correct the function"),
         ("nothing", "nothing: gives no rows"),
-        ("number", "number: returns int and no ray.data.Dataset"),
+        ("number", "number: returns int, not a ray.data.Dataset"),
         ("mixed", "mixed: gives rows of different columns: "),
         ("missing", "has no missing"),
     ],

@@ -113,7 +113,7 @@ def test_what_is_unknown_or_too_small_is_refused() -> None:
 
 def test_a_window_does_not_hide_the_text_from_what_is_laid_behind_it() -> None:
     load("bert-tiny", "permuted_lm", FULL, sequence_length=LENGTH, changes={"window": LENGTH})
-    with pytest.raises(WorkloadError, match="the window of 8 of bert-tiny hides the text"):
+    with pytest.raises(WorkloadError, match="the attention window of 8 of bert-tiny hides the text"):
         load("bert-tiny", "permuted_lm", FULL, sequence_length=LENGTH, changes={"window": 8})
 
 

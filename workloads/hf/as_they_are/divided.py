@@ -62,7 +62,7 @@ def layer_list(bare: Any, blocks: list[nn.Module], run: Callable[[], object]) ->
 
 def _is_tuple(out: object) -> bool:
     if isinstance(out, tuple) and len(out) != 1:
-        raise ValueError("a layer gives several things")
+        raise ValueError("a layer returns more than one value")
     return isinstance(out, tuple)
 
 

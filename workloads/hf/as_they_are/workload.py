@@ -88,12 +88,12 @@ class HuggingFaceWorkload:
         """Return this workload with an adapter. Raises WorkloadError if there is nothing to adapt."""
         if adapter.kind not in (*LOW_RANK, "bitfit"):
             raise WorkloadError(
-                f"{adapter.kind} adapters are for classes of this project's own, and {self.name} is run as a class of "
+                f"{adapter.kind} adapters need a class of this project, and {self.name} runs as a class of "
                 "transformers; use lora"
             )
         if adapter.quantise:
             raise WorkloadError(
-                f"bases in 4 bits are of own classes, and {self.name} is run as a class of transformers; "
+                f"a base in 4 bits needs a class of this project, and {self.name} runs as a class of transformers; "
                 "set workload.adapter.quantize to none"
             )
         check_has_biases(adapter.kind, self.shapes, self.name)
@@ -105,7 +105,7 @@ class HuggingFaceWorkload:
     def showing(self, shows: inside.Shows) -> HuggingFaceWorkload:
         """Raise WorkloadError, see Workload.showing."""
         raise WorkloadError(
-            f"{self.name} is run as a class of transformers, whose layers are not compared; learn its logits alone"
+            f"{self.name} runs as a class of transformers, whose layers are not compared; learn only its logits"
         )
 
     @cached_property

@@ -153,7 +153,9 @@ def check_windows(model: nn.Module, samples: Batch) -> None:
     if differ(
         logits_of(model, {"tokens": tokens}), logits_of(model, {"tokens": tokens, "attention": everything})
     ):
-        raise WorkloadError("a mask replaces its windows; use another objective")
+        raise WorkloadError(
+            "the mask of this objective replaces the attention windows of the class; use another objective"
+        )
 
 
 def row_of(samples: Batch, row: int) -> Batch:

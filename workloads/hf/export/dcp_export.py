@@ -26,7 +26,9 @@ def export_dcp(plain: str, folder: str, names: Names) -> None:
     for a tensor, RuntimeError if a tensor reads back differently.
     """
     if (Path(plain) / GENERATOR).exists():
-        raise WorkloadError("a pair of two networks has no common names; export it for transformers")
+        raise WorkloadError(
+            "a generator and its discriminator have no common names; export them for transformers"
+        )
     source = Weights(plain)
     config = json.loads((Path(plain) / "config.json").read_text())
     stored = {name: Stored((name,)) for name in source.names}

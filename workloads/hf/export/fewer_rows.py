@@ -55,7 +55,7 @@ def write_fewer_rows(folder: str, kept: Sequence[int], target: str) -> None:
     """
     described = describe_folder(folder, folder_config(folder))
     if not isinstance(described, TransformerConfig):
-        raise WorkloadError(f"{folder} is run as a class of transformers, whose tables are not known")
+        raise WorkloadError(f"{folder} runs as a class of transformers, whose embedding tables are not known")
     size = described.vocab_size
     if kept[-1] >= size:
         raise WorkloadError(f"the tokenizer has token {kept[-1]}, and the model in {folder} only {size}")

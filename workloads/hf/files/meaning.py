@@ -202,7 +202,7 @@ def _target(vocabulary: Vocabulary, meaning: FolderMeaning) -> tuple[tuple[int, 
         return None  # the token is not a language
     if not language_by_source:
         raise WorkloadError(
-            f"the tokenizer frames a text by its language (token {source}), and nothing says that of a target; "
+            f"the tokenizer marks the language of a text (token {source}), but nothing names the language of a target; "
             f"name it as tgt_lang in tokenizer_config.json, or as forced_bos_token_id in {SETTINGS}"
         )
     (language,) = {*language_by_source.values()}

@@ -77,7 +77,7 @@ def strided(data: bytes, where: str) -> Strided:
     tensor = _loaded(_Tensor(io.BytesIO(data)), where)
     if not isinstance(tensor, Strided):
         raise WorkloadError(
-            f"{where} holds something else than a plain tensor; save it again with torch's own writer"
+            f"{where} holds something other than a plain tensor; save it again with torch's own writer"
         )
     return tensor
 
@@ -104,7 +104,7 @@ class _Metadata(pickle.Unpickler):
             return Record
         raise WorkloadError(
             f"asks for {module}.{name}, which no metadata of torch.distributed.checkpoint needs, and nothing was run; "
-            "do not use what is from there"
+            "do not use files from this source"
         )
 
 

@@ -244,7 +244,7 @@ def check_of_class(folder: str) -> None:
     """Raise WorkloadError if an unchanged transformers class cannot read the weights in `folder`."""
     if has_weights(folder) and _file_of(Path(folder)) is None:
         raise WorkloadError(
-            f"{folder} has weights of torch.distributed.checkpoint, and its class is run as that of transformers; "
+            f"{folder} has weights of torch.distributed.checkpoint, and its class runs as a class of transformers; "
             "convert them to safetensors"
         )
 

@@ -33,7 +33,10 @@ def _read_mixtral(hf_config: Any) -> dict[str, Any]:
 def _write_mixtral(config: TransformerConfig) -> dict[str, Any]:
     moe = moe_of(config)
     if not moe.normalise or moe.gate != "softmax" or moe.shared or moe.every > 1 or moe.first:
-        raise WorkloadError("Mixtral has normalised softmax routing in every layer and no shared experts")
+        raise WorkloadError(
+            "Mixtral needs normalised softmax routing in every layer, without shared experts; set moe.gate: softmax, "
+            "moe.normalise: true, moe.shared: 0, moe.every: 1 and moe.first: 0, or checkpoint.export to null"
+        )
     return write_rope(config) | {
         "num_local_experts": moe.experts,
         "num_experts_per_tok": moe.top_k,
@@ -138,7 +141,10 @@ def _write_deepseek(config: TransformerConfig) -> dict[str, Any]:
     moe = moe_of(config)
     latent = _latent(config)
     if moe.gate != "sigmoid" or not moe.shared or moe.every > 1 or moe.bias_rate is None:
-        raise WorkloadError("DeepSeek-V3 has sigmoid routing with a bias, shared experts and no gaps")
+        raise WorkloadError(
+            "DeepSeek-V3 needs sigmoid routing with a bias and shared experts, in every layer from moe.first on; set "
+            "moe.gate: sigmoid, moe.bias_rate, moe.shared and moe.every: 1, or checkpoint.export to null"
+        )
     return write_rope(config) | {
         "n_routed_experts": moe.experts,
         "num_experts_per_tok": moe.top_k,

@@ -37,10 +37,11 @@ def _write(config: TransformerConfig) -> dict[str, Any]:
     moe = moe_of(config)
     if not (moe.bias and moe.normalise and moe.gate == "softmax") or moe.every > 1 or moe.first:
         raise WorkloadError(
-            "gpt-oss has normalised softmax routing with biases in every layer; set moe.bias and moe.normalise"
+            "gpt-oss needs normalised softmax routing with biases in every layer; set moe.bias, moe.normalise, "
+            "moe.gate: softmax, moe.every: 1 and moe.first: 0, or checkpoint.export to null"
         )
     if moe.intermediate != config.intermediate:
-        raise WorkloadError("experts of gpt-oss are as wide as intermediate; set moe.intermediate to it")
+        raise WorkloadError("gpt-oss needs experts as wide as intermediate; set moe.intermediate to it")
     # The class builds the window mask even if no layer uses one.
     return write_rope(config) | write_windows(config) | {
         "sliding_window": config.window or PRESETS["gpt-oss-20b"].window,

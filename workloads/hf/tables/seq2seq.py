@@ -192,7 +192,8 @@ def _write_switch(config: TransformerConfig) -> dict[str, Any]:
         or moe.intermediate != config.intermediate
     ):
         raise WorkloadError(
-            "Switch has top_k 1 and experts as wide as the other layers, from the second layer on"
+            "Switch needs one expert per token, as wide as the other layers; set moe.top_k: 1, moe.intermediate to "
+            "intermediate, and moe.first: 1 if moe.every is above 1, else 0; or set checkpoint.export to null"
         )
     if moe.capacity_factor is not None:
         raise WorkloadError(

@@ -60,9 +60,9 @@ def pack(sizes: np.ndarray, capacity: int) -> np.ndarray:
     for begin, end in itertools.pairwise([*edges, len(order)]):
         size = int(sizes[order[begin]])
         waiting = order[begin:end]
-        for samples, each in rooms.places(size, len(waiting)):
-            count = min(len(waiting), len(samples) * each)
-            sample_of[waiting[:count]] = np.repeat(samples, each)[:count]
+        for samples, pieces_per_sample in rooms.places(size, len(waiting)):
+            count = min(len(waiting), len(samples) * pieces_per_sample)
+            sample_of[waiting[:count]] = np.repeat(samples, pieces_per_sample)[:count]
             waiting = waiting[count:]
     return sample_of
 

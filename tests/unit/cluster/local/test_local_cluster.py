@@ -158,6 +158,21 @@ def test_a_node_that_does_not_start_says_what_to_do(
     process.wait(10)
 
 
+def test_a_start_says_what_it_waits_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each line comes before its wait."""
+    happened: list[str] = []
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(loopback, "start_nodes", lambda nodes: happened.append(f"{len(nodes)} wanted"))
+    monkeypatch.setattr(loopback, "_wait_for_jobs_api", lambda _: happened.append("asked"))
+    with pytest.raises(ClusterError, match="the head ended as soon as it was up"):
+        loopback.up("t-says", [NodeSpec("", ""), NodeSpec("", "")], tell=happened.append)
+    within = "(at most 120 s, usually some seconds)"
+    assert happened == [
+        f"starting the head {within}", "1 wanted", f"starting 2 nodes {within}", "2 wanted",
+        f"waiting for the Jobs API {within}", "asked",
+    ]  # fmt: skip
+
+
 def test_a_node_that_takes_too_long_is_ended_and_says_what_to_do(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

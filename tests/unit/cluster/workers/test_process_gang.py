@@ -100,6 +100,28 @@ def test_ranks_are_forked_by_several_processes(gang: ProcessGang, monkeypatch: p
         time.sleep(0.01)
 
 
+def test_a_gang_can_be_closed_while_the_interpreter_ends(tmp_path: Path) -> None:
+    """When no thread can be started any more."""
+    code = (
+        "import atexit, os, time; from cluster.workers.gang import Bundle\n"
+        "from cluster.workers.process_gang import ProcessGang\n"
+        "gang = ProcessGang(); atexit.register(gang.close); gang.start(2, Bundle(), 'targets:wait', {})\n"
+        "print(*[rank.pid for rank in gang.poll(0).ranks], flush=True)\n"
+    )
+    here = Path(__file__).parents[3]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(here), str(here.parent)])}
+    ended = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        env=environment,
+        cwd=tmp_path,
+        timeout=TIMEOUT,
+    )
+    assert (ended.returncode, ended.stderr) == (0, "")
+    assert all(gone(int(word)) for word in ended.stdout.split())
+
+
 def test_a_process_that_cannot_fork_is_named_by_its_rank_and_nothing_is_left(
     gang: ProcessGang, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -14,7 +15,7 @@ from stand_in_ray import GRANT, READY, StandInRay, stand_in_ray
 
 from cluster.workers.gang import Bundle, Cause, RankStatus
 from cluster.workers.ray_gang import RayGang
-from cluster.workers.worker_group import ANSWER_TIMEOUT
+from cluster.workers.worker_group import ANSWER_TIMEOUT, GroupSpec, WorkerGroup, shares
 
 
 @pytest.mark.parametrize(
@@ -31,10 +32,11 @@ def test_a_place_that_ray_ended_for_want_of_memory_is_told_from_one_that_is_lost
         raise error
 
     monkeypatch.setattr(ray, "get", refuse)
-    host = SimpleNamespace(cause=SimpleNamespace(remote=lambda pid: None))
+    host = SimpleNamespace(cause=SimpleNamespace(remote=lambda place, pid: None))
     gang = RayGang()
     try:
-        group: Any = SimpleNamespace(hosts=[host], locations=[("node", "127.0.0.2")])
+        spec = GroupSpec(ranks=1, bundle=Bundle(), target="")
+        group: Any = WorkerGroup(SimpleNamespace(), spec, hosts=(host,), locations=(("node", "127.0.0.2"),))
         gang._slots = [(group, 0)]
         assert gang._cause(RankStatus(0, "127.0.0.2", 1, "dead"))[0] == cause
     finally:
@@ -46,7 +48,7 @@ def test_workers_beyond_those_to_keep_are_released_and_those_of_ranks_are_not() 
     released: list[str] = []
 
     def made(name: str) -> Any:
-        return SimpleNamespace(hosts=[name], release=lambda: released.append(name))
+        return SimpleNamespace(locations=[name], release=lambda: released.append(name))
 
     gang = RayGang()
     try:
@@ -84,6 +86,32 @@ def test_groups_are_waited_for_together_and_get_the_configuration_once(
     assert of.queries == 2, "each group costs a query of all nodes"
     assert [rank["rank_info"]["rank"] for rank, _, _ in of.launched] == list(range(320))
     assert all("config" not in rank and config == {"of": "all"} for rank, config, _ in of.launched)
+
+
+def test_a_group_on_one_node_has_one_actor_and_one_spread_over_nodes_one_for_each_rank(
+    gang_of_many: tuple[StandInRay, RayGang],
+) -> None:
+    of, gang = gang_of_many
+    assert len({host for group, _ in gang._slots for host in group.hosts}) == of.actors == 40
+    group, _ = gang._slots[8]
+    assert [group.host_of(index) for index in range(8)] == [(group.hosts[0], index) for index in range(8)]
+    spread = dataclasses.replace(group, hosts=tuple("abcdefgh"))
+    assert [spread.host_of(index) for index in range(8)] == [(name, 0) for name in "abcdefgh"]
+
+
+@pytest.mark.parametrize(
+    ("gpus", "ranks", "parts"),
+    [
+        ("4,5,6,7", 4, ["4", "5", "6", "7"]),
+        ("0", 1, ["0"]),
+        ("GPU-a,GPU-b,GPU-c,GPU-d", 2, ["GPU-a,GPU-b", "GPU-c,GPU-d"]),
+        ("", 1, [""]),
+        ("", 8, [""] * 8),
+    ],
+)
+def test_each_rank_of_an_actor_sees_its_own_gpus(gpus: str, ranks: int, parts: list[str]) -> None:
+    """Otherwise all take the first; ranks that share a GPU are refused when they join."""
+    assert shares(gpus, ranks) == parts
 
 
 def test_of_the_ranks_of_a_dead_node_only_the_first_is_waited_for(

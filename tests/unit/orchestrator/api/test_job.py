@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import yaml
 
 import orchestrator
 from orchestrator import InputError, Job, load_run
+from orchestrator.cli.options import existing_run
 from orchestrator.optim.config import OptimizerSpec
 
 GUIDE = Path(__file__).parents[4] / "docs" / "guides" / "python.md"
@@ -58,8 +60,27 @@ def test_what_is_wrong_is_the_same_line(document: dict[str, Any]) -> None:
 def test_a_job_is_checked_and_a_run_is_there(document: dict[str, Any]) -> None:
     with pytest.raises(InputError, match=r"data\.sources\.0.*corpus"):
         Job(**document).check()
-    with pytest.raises(InputError, match="there is no run here"):
+    with pytest.raises(InputError, match=r"/nothing and .*/runs/nothing: there is no run here"):
         load_run("nothing")
+
+
+def test_a_bare_name_is_found_here_or_in_runs(document: dict[str, Any]) -> None:
+    """A folder of that name without a run hides none."""
+
+    def begin(place: str) -> str:
+        Path(place).mkdir(parents=True)
+        Path(place, "job.yaml").write_text(yaml.safe_dump(document))
+        Path(place, "events.jsonl").touch()
+        return str(Path(place).absolute())
+
+    in_runs = begin("runs/small")
+    assert load_run("small").uri == in_runs
+    Path("small").mkdir()
+    Path("small/job.yaml").write_text("name: a job of the user\n")
+    assert load_run("small").uri == existing_run("small")[0].uri == in_runs
+    shutil.rmtree("small")
+    here = begin("small")
+    assert load_run("small").uri == existing_run("small")[0].uri == here
 
 
 def test_only_what_is_offered_is_there() -> None:

@@ -30,6 +30,7 @@ def begun(tmp_path: Path) -> RunDir:
     found = RunDir(str(tmp_path / "run"))
     found.create()
     found.write_text("job.yaml", dump(parse(job("a.txt"))))
+    Path(found.path, "events.jsonl").touch()
     return found
 
 
@@ -143,7 +144,7 @@ def test_a_run_that_has_ended_is_waited_for_until_its_job_has(begun: RunDir) -> 
 
 def test_a_search_is_no_run(begun: RunDir) -> None:
     begun.append("trials.jsonl", [{"trial": "0001", "event": "drawn", "time": 1.0}])
-    with pytest.raises(InputError, match="is a search, not a run"):
+    with pytest.raises(InputError, match="is the folder of a search"):
         load_run(begun.uri)
 
 

@@ -154,7 +154,7 @@ def test_an_export_that_cannot_be_loaded_is_named_and_leaves_no_process(tmp_path
     ("files", "says"),
     [
         ({}, "has no readable config.json"),
-        ({"config.json": '{"architectures": ["BertModel"]}'}, "has a configuration and no weights"),
+        ({"config.json": '{"architectures": ["BertModel"]}'}, "has a configuration but no weights"),
         ({"config.json": "{}", "model.gguf": "x"}, "is a GGUF file"),
         (
             {"config.json": '{"architectures": ["NoModel"]}', "model.safetensors": "x"},

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
+import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,11 +16,15 @@ from jobs import job
 
 from orchestrator.chain import drive
 from orchestrator.chain.drive import Driver
-from orchestrator.chain.stage_run import stage_runs
+from orchestrator.chain.stage_run import StageRun, stage_runs
+from orchestrator.cli.chain import progress_of, stop_stages
 from orchestrator.config.chain import parse_chain
 from orchestrator.config.errors import InputError
 from orchestrator.config.outcome import Outcome
+from orchestrator.launch.active_controller import ask_to_stop
 from orchestrator.launch.watched_run import RunOutcome
+from orchestrator.observe.last_status import last_status
+from orchestrator.storage.process_identity import process_identity
 from orchestrator.storage.run_directory import RunDir
 
 DONE, FAILED = RunOutcome(Outcome.DONE, None), RunOutcome(Outcome.FAILED, None, "a fault")
@@ -66,7 +72,7 @@ def driven(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tup
     monkeypatch.setattr(drive, "preflight", lambda spec, *_, **__: SimpleNamespace(spec=spec, precision=None))
     monkeypatch.setattr(drive, "attach", attach)
 
-    def make(**how: Script) -> tuple[Driver, list[str]]:
+    def make(stages: Any = (), **how: Script) -> tuple[Driver, list[str]]:
         nonlocal scripts
         scripts = {
             "base": ending(DONE),
@@ -75,7 +81,7 @@ def driven(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tup
             "end": ending(DONE),
         } | how
         takes = [{"name": name, "data": {"tokenizer": "stage:base"}} for name in ("left", "right")]
-        stages = [{"name": "base"}, *takes, {"name": "end", "data": {"tokenizer": "stage:left"}}]
+        stages = stages or [{"name": "base"}, *takes, {"name": "end", "data": {"tokenizer": "stage:left"}}]
         chain = parse_chain(job("a.txt") | {"name": "c", "stages": stages})
         root = RunDir(str(tmp_path / "c"))
         root.create()
@@ -160,6 +166,66 @@ def test_a_stop_while_the_controller_of_a_stage_is_asked_for_reaches_it(
     driver.drive()
     assert begun == ["base"]
     assert driver.finish().outcome == Outcome.STOPPED
+
+
+def test_a_stage_that_removes_tokens_is_stopped_from_another_process(
+    driven: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It shows that it is at work, ends at once, leaves nothing, and begins again."""
+    words = {"name": "words", "vocabulary": {"of": "stage:base"}}
+    export = {"checkpoint": {"every": 4, "export": "hf"}}
+    driver, begun = driven([{"name": "base"} | export, words])
+    stages, root = driver._stages, driver._root
+    made: list[str] = []
+    answers: list[Any] = []
+
+    def make(stage: StageRun, prepare: Any) -> None:
+        made.append(stage.name)
+        if len(made) > 1:
+            return
+        asker.start()
+        for _ in range(2_400):
+            time.sleep(0.05)
+        pytest.fail("the stage was not interrupted within 2 minutes")
+
+    def ask() -> None:
+        while not last_status(stages["words"].run).get("phase"):
+            time.sleep(0.05)
+        answers.append(progress_of(root, driver._chain)["stages"][1])
+        stop_stages(root, driver._chain, ask_to_stop, as_json=True)
+
+    asker = threading.Thread(target=ask)
+    monkeypatch.setattr("orchestrator.chain.vocabulary._make", make)
+    monkeypatch.setattr(drive.ExportTable, "measure", lambda *_: None)
+    monkeypatch.setattr(drive.ExportTable, "measure_all", lambda *_: None)
+    driver.record()
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        driver.drive()
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    asker.join()
+    assert [(each["state"], each["reason"]) for each in answers] == [("prepare", "removes tokens")]
+    ended = driver.finish()
+    assert (ended.outcome, ended.line) == (
+        Outcome.STOPPED,
+        "stopped by the user; still to come: words; the same command continues",
+    )
+    assert {stage["stage"]: stage["state"] for stage in ended.summary["stages"]}["words"] == "not begun"
+    assert not [*Path(stages["words"].run.path).iterdir()]
+    killed = process_identity(os.getpid()) | {"born": "1"}  # as the file of a command that was killed has it
+    status = {
+        "phase": "prepare",
+        "time": time.time(),
+        "started": 1.0,
+        "note": "removes tokens",
+        "processes": [killed],
+    }
+    stages["words"].run.write_json("status.json", status)
+    assert progress_of(root, driver._chain)["stages"][1]["state"] == "lost"
+    again = Driver(driver._chain, stages, root, {"base"}, lambda _: None, None, {}, 0)
+    again.drive()
+    assert (begun, made) == (["base"], ["words", "words"])
 
 
 def test_a_stop_before_any_commit_says_so(driven: Any) -> None:

@@ -8,7 +8,8 @@ import shutil
 from collections.abc import Callable
 from datetime import date
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 from jobs import job, write_text
@@ -25,10 +26,11 @@ from orchestrator.checkpoint.identity import (
     check_shards,
     differences,
     extension_of,
+    job_of_commit,
     read_job,
     shown,
 )
-from orchestrator.checkpoint.manifest import commit_folder
+from orchestrator.checkpoint.manifest import CommitManifest, commit_folder
 from orchestrator.checkpoint.retention import rewind
 from orchestrator.config.errors import InputError
 from orchestrator.config.overrides import override
@@ -138,6 +140,20 @@ def test_keys_that_are_new_since_the_commit_take_their_defaults(copy: tuple[JobS
     other = spec.workload.model_copy(update={"mup": {"hidden": 16}})
     with pytest.raises(InputError, match=r"workload\.mup"):
         check_same_run(spec.model_copy(update={"workload": other}).run_identity, run)
+
+
+def test_a_commit_of_rollouts_is_read_whatever_its_run_saves() -> None:
+    """An identity has no checkpoint.every, whose default is a multiple of few rollouts."""
+    document = job("rows.jsonl", global_batch=16) | {"rewards": [{"kind": "exact_match"}]}
+    document["workload"]["objective"] = "grpo"
+    document["data"] |= {"sources": [{"uri": "rows.jsonl", "field": {"prompt": "q"}}], "tokenizer": "t"}
+    document["rollout"] = {"max_tokens": 8, "epochs": 3}
+    document["checkpoint"]["every"] = 3
+    spec = parse(document)
+    commit = SimpleNamespace(step=3, meta={IDENTITY: spec.identity()})
+    found = job_of_commit(cast(CommitManifest, commit))
+    assert found is not None
+    assert found.identity() == spec.identity()
 
 
 def test_a_set_that_is_read_otherwise_is_refused(copy: tuple[JobSpec, RunDir]) -> None:

@@ -81,7 +81,7 @@ CASES: dict[str, tuple[Any, str]] = {
     "other tensor": (lambda d: with_table(d, put(0, 0, 1)), "1 tensors and should have 2"),
     "order": (lambda d: with_table(d, lambda c: c[:, ::-1]), "not in order"),
     "fewer dimensions": (lambda d: with_table(d, lambda c: c[[0, 1, 2, 3, 5]]), "fewer dimensions"),
-    "more chunks": (lambda d: resize(d, chunks=3), "of another"),
+    "more chunks": (lambda d: resize(d, chunks=3), "are not those of 3 chunks"),
     "more blocks": (lambda d: resize(d, blocks=10**9), "cannot hold"),
     "dimensions": (lambda d: resize(d, dimensions=10**6), "more than a tensor has"),
     "count": (lambda d: resize(d, chunks=-1), "not sizes"),

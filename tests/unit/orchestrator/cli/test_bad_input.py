@@ -144,9 +144,9 @@ def test_a_job_that_cannot_be_planned(
     ],
     ids=" ".join,
 )  # fmt: skip
-@pytest.mark.parametrize("place", ["runs/nowhere", "file", "file/a"])
+@pytest.mark.parametrize("place", ["runs/nowhere", "./file", "file/a"])
 def test_a_run_that_is_not_there(command: Any, folder: Path, words: list[str], place: str) -> None:
-    wanted = [f"{folder}/{place}: there is no run here", "give a run directory"]
+    wanted = [f"{folder / place}: there is no run here", "give a run directory"]
     refused(command, folder, (*words, place), wanted)
 
 
@@ -215,7 +215,7 @@ def test_the_run_directory_of_another_run(command: Any, here: Path, name: str) -
             ["checkpoint", "export", "runs/small", "--step", "5"],
             ["step 5: there is no such commit", "[4, 8, 12]"],
         ),
-        (["evaluate", "runs/small"], ["--on: the run holds no text out; name some"]),
+        (["evaluate", "runs/small"], ["--on: the run has no held-out text; name some"]),
         (["evaluate", "runs/small", "--on", "wiki"], ["--on wiki: is not NAME=FILES; write it as in"]),
         (["evaluate", "runs/small", "--on", "a.b=c.txt"], ["a.b"]),
         (
@@ -227,7 +227,7 @@ def test_the_run_directory_of_another_run(command: Any, here: Path, name: str) -
             ["evaluate", "runs/small/checkpoints/step-00000008", "--step", "4"],
             ["--step 4: step-00000008 is the checkpoint of another step"],
         ),
-        (["evaluate", "runs/small", "--set", "seed=9"], ["--set: a run is evaluated as its job says"]),
+        (["evaluate", "runs/small", "--set", "seed=9"], ["--set: a run is evaluated by its own job file"]),
         (["generate", "runs/small", "x", "--step", "5"], ["step 5: there is no such commit"]),
     ],
 )

@@ -146,7 +146,7 @@ def test_init_finds_what_lies_deep_in_a_row(folder: Path, row: dict[str, Any], f
         ("rows.jsonl", '{"n": 1}\n', "its first row has no text, only n"),
         ("rows.jsonl", "no row\n", "its first row cannot be read"),
         ("rows.parquet", "no table\n", "its first row cannot be read"),
-        ("rows.jsonl", '{"messages": []}\n', "on which no tokenizer is trained"),
+        ("rows.jsonl", '{"messages": []}\n', "a tokenizer cannot be trained on records"),
     ],
 )
 def test_init_writes_no_job_for_data_that_cannot_be_used(

@@ -7,6 +7,7 @@ import dataclasses
 import json
 import os
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -14,7 +15,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from jobs import job, write_job
+import yaml
+from jobs import job as job_document
+from jobs import write_job
 from run_directories import run_of
 
 from cluster.jobs.ray_jobs import Submission
@@ -25,13 +28,14 @@ from orchestrator.cli import jobs
 from orchestrator.controller.stop_file import StopRequests
 from orchestrator.launch import submission
 from orchestrator.storage.process_identity import lineage
+from orchestrator.storage.run_directory import RunDir
 
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A job file in the current folder."""
     monkeypatch.chdir(tmp_path)
-    write_job(tmp_path, job("corpus.txt"))
+    write_job(tmp_path, job_document("corpus.txt"))
     return tmp_path
 
 
@@ -220,6 +224,67 @@ def test_a_job_that_waits_is_not_said_to_run(
         phase,
         said["state"],
     )
+
+
+def test_a_job_is_shown_without_torch(folder: Path) -> None:
+    """Its import takes longer than all else that `list` and `status` do."""
+    run = run_of(folder / "runs/small", phase="train", seen=time.time())
+    code = f"""
+import sys
+from cluster.jobs.ray_jobs import Submission
+from orchestrator.cli.targets import shown_of
+shown = shown_of(Submission("small-1", "small", {run.uri!r}, 0, "running", "", 1.0, None, None, ""))
+print(shown["state"], "torch" in sys.modules)
+"""
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300)
+    assert ended.stdout == "running False\n", ended.stderr
+
+
+def test_a_job_without_a_status_says_what_it_does(
+    folder: Path, command: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where an earlier submission has left a status."""
+    monkeypatch.setenv("COLUMNS", "200")
+    before = run_of(folder / "before", phase="stopped", seen=time.time() - 60)
+    young = run_of(folder / "young", phase="train", seen=time.time())
+    Path(young.path, "status.json").unlink()
+    chain = RunDir(str(folder / "chain"))
+    chain.create()
+    stages = {"name": "c", "stages": [{"name": "first"}, {"name": "second"}]}
+    chain.write_text("job.yaml", yaml.safe_dump(job_document("corpus.txt") | stages))
+    chain.write_json("chain.json", {})
+    run_of(folder / "chain/first", phase="train", seen=time.time())
+    job = Submission("new-1", "new", str(folder / "nowhere"), 0, "running", "", 2e9, None, None, "")
+    cluster: Any = OneJob()
+    cluster.all = lambda: [
+        job,
+        dataclasses.replace(job, name="ray", state="pending", started=None),
+        dataclasses.replace(job, name="again", run_dir=before.uri),
+        dataclasses.replace(job, name="wrong", state="failed", ended=2e9, message="no such image"),
+        dataclasses.replace(job, name="of-before", run_dir=before.uri, started=1.0),
+        dataclasses.replace(job, name="finished", run_dir=before.uri, state="done", ended=2e9),
+        dataclasses.replace(job, name="chain", run_dir=chain.uri),
+        dataclasses.replace(job, name="chained", run_dir=chain.uri, state="done", ended=2e9, message="ok"),
+    ]
+    cluster.find = lambda name: job
+    monkeypatch.setattr(submission, "jobs_at", lambda address: cluster)
+    rows = {row["name"]: (row["state"], row["says"]) for row in json.loads(command("top", "--json").out)}
+    checks = "its command checks the job and starts the controller"
+    assert rows == {
+        "new": ("running", checks),
+        "ray": ("pending", "Ray starts its command"),
+        "again": ("running", checks),
+        "wrong": ("failed", "no such image"),
+        "of-before": ("stopped", rows["of-before"][1]),
+        "finished": rows["of-before"],
+        "chain": ("running", "first: train"),
+        "chained": ("done", "ok"),
+    }
+    cluster.all = list
+    assert command("list").out == "no jobs yet; `orchestrator submit JOB` adds one\n"
+    assert checks in command("status", "new").out
+    shown = {row["name"]: row["state"] for row in json.loads(command("top", str(folder), "--json").out)}
+    assert shown["young"] == "train", "its last event says so"
 
 
 @pytest.mark.parametrize("words", ["status", "stop", "logs", "attach"])

@@ -92,7 +92,7 @@ def test_evaluations_are_of_samples_alone(tmp_path: Path, document: dict[str, An
     run.write_text("job.yaml", dump(spec))
     commit: Any = None  # the sets are those of the job
     assert parse(CommitOfRun(run, commit, raw=False).with_sets({})) == spec
-    with pytest.raises(InputError, match=r"^--on: the run reads samples of its own and no text"):
+    with pytest.raises(InputError, match=r"^--on: the run reads own samples, not text"):
         CommitOfRun(run, commit, raw=False, where="--on").with_sets({"wiki": "wiki.txt"})
 
 

@@ -111,8 +111,9 @@ def test_without_a_status_rows_tell_how_far_a_run_came(command: Any, here: Path)
 def test_a_run_may_be_named_by_its_name(command: Any, here: Path) -> None:
     assert json.loads(command("status", "half", "--json").out)["state"] == "stopped"
     (here / "half").mkdir()
-    said = command("status", "half")
-    assert (said.code, said.err.count("\n")) == (2, 1), "a path that is there is what was named"
+    assert json.loads(command("status", "half", "--json").out)["state"] == "stopped", "a folder without a run"
+    said = command("status", "./half")
+    assert (said.code, said.err.count("\n")) == (2, 1), "a path is what was named"
 
 
 def test_attach_tells_how_a_run_ended(command: Any, here: Path) -> None:

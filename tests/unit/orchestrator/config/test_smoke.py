@@ -42,6 +42,18 @@ def test_it_is_short_and_touches_nothing_of_the_job() -> None:
     assert (small.workload, small.data, small.resources) == (whole.workload, whole.data, whole.resources)
 
 
+@pytest.mark.parametrize(("batches", "epochs", "half"), [(1, 1, 6), (2, 2, 8), (5, 1, 10), (5, 5, 25)])
+def test_it_has_whole_rollouts(batches: int, epochs: int, half: int) -> None:
+    document = large() | {"rewards": [{"kind": "exact_match"}]}
+    document["rollout"] = {"group": 4, "max_tokens": 8, "steps": batches, "epochs": epochs}
+    document["workload"]["objective"] = "grpo"
+    document["data"]["sources"][0]["field"] = {"prompt": "q"}
+    document["data"]["tokenizer"] = "t"
+    del document["stop_when"], document["checkpoint"]["keep_best"]
+    small = smoke_of(parse(document), lambda _: True)
+    assert (small.train.steps, small.checkpoint.every) == (2 * half, half)
+
+
 def test_what_no_longer_fits_so_few_steps_is_left_out() -> None:
     document = large(thaw={20: ["layers.0.*"]}, freeze=["layers.0.*"])
     document["train"]["optimizer"] = {"schedule": "wsd", "warmup": "4%", "decay": "96%"}

@@ -132,7 +132,11 @@ def refusal(document: dict[str, Any]) -> str:
         ("data.chat_date", 20240726, ["data.chat_date: 20240726 is not a day; write it as in 2026-11-28"]),
         ("data.chat_date", "26 Jul 2024", ["data.chat_date: should be a valid date"]),
         ("data.max_rejected", "1", ["data.max_rejected: '1' is neither a number of documents"]),
-        ("data.sources.0.field", "{a!r}", ["data.sources.0.field: '{a!r}' formats {a}"]),
+        (
+            "data.sources.0.field",
+            "{a!r}",
+            ["data.sources.0.field: '{a!r}' has a format after the column in {a}"],
+        ),
         ("data.sources.0.uri", [], ["data.sources.0.uri"]),
         ("data.sources", ["a.txt"], ["data.sources.0: must be a mapping", "its keys: uri, weight, field"]),
         ("data.sources", "a.txt", ["data.sources: should be a list (got 'a.txt')"]),
@@ -174,7 +178,7 @@ def refusal(document: dict[str, Any]) -> str:
         (
             "checkpoint",
             {"every": 10, "keep_every": 25},
-            ["checkpoint: keep_every 25 is no multiple of every 10", "change one of them"],
+            ["checkpoint: keep_every 25 is not a multiple of every 10", "change one of them"],
         ),
         ("checkpoint.average", "ema", ["checkpoint.average: must be a mapping", "its keys: ema, last"]),
         ("checkpoint.average", {}, ["checkpoint.average: average has one of the keys ema and last"]),

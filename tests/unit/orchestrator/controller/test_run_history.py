@@ -61,6 +61,15 @@ def test_an_event_has_no_secret_of_an_error(run: RunDir) -> None:
     ]
 
 
+def test_the_steps_of_a_rollout_count_with_their_mean(run: RunDir) -> None:
+    """Its first step waits for all answers: a median over single steps would promise an end that never comes."""
+    record = RunHistory(parse(job("a.txt")), run)
+    seconds = [9.0, 1.0, 2.0, 10.0, 1.0, 1.0, 50.0]
+    firsts = [{"transfer_seconds": 0.1} if step % 3 == 0 else {} for step in range(7)]
+    record.take([row(n + 2, 1, step_seconds=seconds[n], **firsts[n]) for n in range(7)])
+    assert record.step_seconds == 4.0
+
+
 def test_a_record_is_taken_up_where_it_was(run: RunDir) -> None:
     record = RunHistory(parse(job("a.txt")), run)
     record.event(3, 7, "train", "the first step")

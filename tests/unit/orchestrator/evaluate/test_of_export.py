@@ -139,7 +139,7 @@ def test_weights_that_are_missing_are_not_drawn_at_random(tmp_path: Path) -> Non
     with pytest.raises(InputError, match=r"has no weights for head\..*masked_lm needs it"):
         workload_of_export(spec)
     weights.unlink()
-    with pytest.raises(InputError, match="has a configuration and no weights; give a folder with"):
+    with pytest.raises(InputError, match="has a configuration but no weights; give a folder with"):
         workload_of_export(spec)
 
 

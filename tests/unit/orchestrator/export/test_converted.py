@@ -32,10 +32,14 @@ def test_the_keys_are_those_of_the_command() -> None:
         ({"model": "llama-tiny"}, {"export": "gguf"}, ""),
         ({"model": "bert-tiny", "objective": "masked_lm"}, {"export": "onnx"}, ""),
         ({"model": "gpt-tiny"}, {"export": "dcp", "export_names": "olmo"}, "names of olmo are known for"),
-        ({"model": "gpt-tiny"}, {"export": "gguf"}, "GGUF files are written of language models of"),
-        ({"model": "llama-tiny"}, {"export": "onnx"}, "ONNX models are written of single encoders"),
-        ({"model": "electra-tiny", **PAIR}, {"export": "onnx"}, "ONNX models are written of single encoders"),
-        ({"model": "electra-tiny", **PAIR}, {"export": "dcp"}, "a pair of two networks has no common names"),
+        ({"model": "gpt-tiny"}, {"export": "gguf"}, "GGUF export supports language models of"),
+        ({"model": "llama-tiny"}, {"export": "onnx"}, "ONNX export supports single encoders"),
+        ({"model": "electra-tiny", **PAIR}, {"export": "onnx"}, "ONNX export supports single encoders"),
+        (
+            {"model": "electra-tiny", **PAIR},
+            {"export": "dcp"},
+            "a generator and its discriminator have no common names",
+        ),
         ({"model": "llama-tiny"}, {"export": "hf", "export_names": "olmo"}, "export_names is for export dcp"),
         (
             {"model": "llama-tiny"},

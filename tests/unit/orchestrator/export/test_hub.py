@@ -129,7 +129,7 @@ def test_an_export_arrives_and_the_token_is_in_no_message(folder: Path, hub: Hub
     assert TOKEN not in done.stdout + done.stderr
     if hub.refuses:
         assert done.returncode == 1
-        assert "--push me/model: the Hub refuses it" in done.stderr
+        assert "--push me/model: the Hub refused the upload" in done.stderr
         return
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip().endswith("/me/model")
@@ -162,7 +162,7 @@ def test_an_unreachable_hub_is_told_with_the_folder(folder: Path, monkeypatch: p
         monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", address)
         monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
         with pytest.raises(
-            RuntimeError, match=r"did not take me/model \(.*Connect.*\); the export is in"
+            RuntimeError, match=r"did not accept me/model \(.*Connect.*\); the export is in"
         ) as error:
             push(str(folder), "me/model", private=True)
     assert str(folder) in str(error.value)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,6 +12,7 @@ import pytest
 import torch
 from jobs import job, write_text
 from prepared import prepare_here
+from safetensors.torch import load_file
 from torch import Tensor
 
 from orchestrator.config.errors import InputError
@@ -21,6 +23,8 @@ from orchestrator.export.hugging_face import batches
 from orchestrator.export.quantised import (
     BITS,
     _mixed,
+    bytes_in_int4,
+    hf_weights,
     resolved_form,
     scheme_option,
     with_scheme,
@@ -42,8 +46,10 @@ def asked(
     group: str | None = None,
     activations: str | None = None,
     mean_bits: float | None = None,
+    max_bytes: int | None = None,
 ) -> Any:
-    return form_option("hf", None, None, scheme_option("hf", quantize, group, activations), mean_bits)
+    scheme = scheme_option("hf", quantize, group, activations)
+    return form_option("hf", None, None, scheme, mean_bits=mean_bits, max_bytes=max_bytes)
 
 
 def commit_of(folder: Path, **parts: Any) -> CommitModel:
@@ -90,12 +96,42 @@ def test_a_commit_is_exported_with_mixed_bits(tmp_path: Path) -> None:
     assert {group["weights"]["num_bits"] for group in described["config_groups"].values()} == {4, 8}
 
 
+def test_an_export_keeps_to_its_bytes(tmp_path: Path) -> None:
+    """Counted in the files. With no byte to spare all weights have int4, and with one less it is refused."""
+    commit = commit_of(tmp_path)
+    plain = tmp_path / "plain"
+    plain.mkdir()
+    commit.workload.to_hf(commit.read, str(plain))
+    tried = [*batches(commit.spec.data, commit.tokens, commit.workload)]
+
+    def written(max_bytes: int, name: str) -> tuple[int, dict[str, Any]]:
+        (out := tmp_path / name).mkdir()
+        form = asked("int4", "32", max_bytes=max_bytes)
+        _, facts = write_converted(commit, form, str(plain), str(out), tried)
+        in_files = sum(tensor.nbytes for tensor in load_file(out / "model.safetensors").values())
+        return in_files, facts["quantized"]
+
+    least = bytes_in_int4(str(plain), [*hf_weights(Scheme("int4", 32), commit.workload)], Scheme("int4", 32))
+    for max_bytes in (least, least + 10_000):
+        in_files, quantized = written(max_bytes, f"of-{max_bytes}")
+        sizes = [commit.workload.shapes[name] for name in quantized.get("int8", [])]
+        assert in_files == quantized["bytes"] == least + sum(rows * columns for rows, columns in sizes) // 2
+        assert in_files <= max_bytes
+    assert in_files - least > 5_000, "what is left is less than the smallest weight, of 4,096 bytes"
+    wanted = (
+        f"--max-bytes {least - 1}: the export has {least:,} bytes with all in int4; give at least {least}"
+    )
+    with pytest.raises(InputError, match=re.escape(wanted)):
+        written(least - 1, "refused")
+    assert not [*(tmp_path / "refused").iterdir()]
+
+
 def test_a_loss_that_needs_more_than_the_samples_is_not_measured(tmp_path: Path) -> None:
     spec = SimpleNamespace(workload=SimpleNamespace(objective="dpo"))
     with pytest.raises(
         WorkloadError, match="--mean-bits measures the loss, and that of dpo needs a reference"
     ):
-        _mixed(SimpleNamespace(spec=spec), Scheme("int4"), {}, 5, str(tmp_path))  # type: ignore[arg-type]
+        _mixed(SimpleNamespace(spec=spec), asked("int4", mean_bits=5), {}, "", str(tmp_path))  # type: ignore[arg-type]
     assert not [*tmp_path.iterdir()]
 
 
@@ -138,6 +174,19 @@ def test_a_mean_of_bits_that_does_not_fit_is_told(
 ) -> None:
     with pytest.raises(InputError, match=wanted):
         asked(*options, mean_bits=mean_bits)
+
+
+@pytest.mark.parametrize(
+    ("options", "wanted"),
+    [
+        ({"quantize": "int8", "max_bytes": 5}, "--max-bytes: is for --quantize int4"),
+        ({"quantize": "int4", "max_bytes": 0}, "--max-bytes: 0 is no number of bytes"),
+        ({"quantize": "int4", "max_bytes": 5, "mean_bits": 5}, "--max-bytes: and --mean-bits each say"),
+    ],
+)
+def test_bytes_that_do_not_fit_are_told(options: dict[str, Any], wanted: str) -> None:
+    with pytest.raises(InputError, match=wanted):
+        asked(**options)
 
 
 @pytest.mark.parametrize(

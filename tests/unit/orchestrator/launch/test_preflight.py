@@ -162,7 +162,7 @@ ROWS = {"uri": "a.jsonl", "field": {"text": "review", "label": "stars"}}
         (
             "sequence_classification",
             {"labels": ["one"]},
-            r"data\.labels: sequence_classification predicts one of two",
+            r"data\.labels: sequence_classification predicts one of at least two",
         ),
         (
             "sequence_classification",
@@ -173,7 +173,7 @@ ROWS = {"uri": "a.jsonl", "field": {"text": "review", "label": "stars"}}
         (
             "regression",
             {"tokenizer": {"train_bpe": 512}},
-            r"data\.tokenizer: regression reads records, on which no",
+            r"data\.tokenizer: regression reads records, and a tokenizer cannot",
         ),
         (
             "conversation",
@@ -183,7 +183,7 @@ ROWS = {"uri": "a.jsonl", "field": {"text": "review", "label": "stars"}}
         (
             "regression",
             {"chat_date": "2024-07-26"},
-            r"data\.chat_date: no chat template is used that could ask for it; leave it out",
+            r"data\.chat_date: this job uses no chat template that could ask for a date; leave it out",
         ),
     ],
 )

@@ -16,9 +16,10 @@ from orchestrator.checkpoint.retention import Retention, prune
 from orchestrator.config.errors import InputError
 from orchestrator.config.spec import JobSpec, parse
 from orchestrator.models import continued
-from orchestrator.models.continued import check_same_data, continuation_of
+from orchestrator.models.continued import check_length, check_same_data, continuation_of
 from orchestrator.resolve.prepared_data import PreparedData
 from orchestrator.storage.run_directory import RunDir
+from orchestrator.train.config import ContinueFrom, Reading, TrainSpec
 
 STEP = 10
 
@@ -127,6 +128,16 @@ def test_another_seed_draws_no_other_weights_that_are_not_trained() -> None:
             continuation_of(job("second", **keys, **frozen, **more)).check_keys(
                 job(**frozen, **more).identity(), "first@10"
             )
+
+
+def test_a_run_that_would_begin_within_a_rollout_is_refused() -> None:
+    train = TrainSpec(steps=24, global_batch=8, continue_from=ContinueFrom(run="runs/first"))
+    reading = Reading(2, batches=2, epochs=3)
+    check_length(train, reading, 12, "runs/first@12")
+    with pytest.raises(
+        InputError, match="step 10 of runs/first@10 is within a rollout of this job, which has 6"
+    ):
+        check_length(train, reading, 10, "runs/first@10")
 
 
 def test_a_run_does_not_go_on_from_itself(first: str) -> None:

@@ -15,5 +15,5 @@ def test_a_division_that_cannot_be_tried_is_refused(heads: tuple[int, int], cut:
     config = SimpleNamespace(head_counts=heads, cut=cut, divided_by="plan")
     trial = SimpleNamespace(name="m", config=config, sharding=lambda: {"layers.*": "row"}, stages=list)
     parallel: Any = SimpleNamespace(tp=3, pp=1)
-    with pytest.raises(WorkloadError, match="no small copy of it can be cut over 2 ranks"):
+    with pytest.raises(WorkloadError, match="no small copy of it can be divided over 2 ranks"):
         check_divided(parallel, trial, lambda: torch.nn.Identity(), {})

@@ -29,9 +29,11 @@ def job(limits: dict[str, Any], tune: dict[str, Any] | None = None) -> JobSpec:
 
 
 def test_a_ceiling_without_a_price_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"^limits.cost_usd: no price is known.*limits.usd_per_worker_hour"):
+    with pytest.raises(
+        InputError, match=r"^limits.cost_usd: this limit needs a price.*limits.usd_per_worker_hour"
+    ):
         check((asked := job({"cost_usd": 5.0})).limits, asked.tune)
-    with pytest.raises(InputError, match=r"^tune.limits.cost_usd: no price is known"):
+    with pytest.raises(InputError, match=r"^tune.limits.cost_usd: this limit needs a price"):
         check((asked := job({}, {"cost_usd": 5.0})).limits, asked.tune)
     check((asked := job({"hours": 5.0})).limits, asked.tune)
     check(

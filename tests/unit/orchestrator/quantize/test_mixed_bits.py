@@ -11,7 +11,15 @@ from compressed_tensors.quantization import QuantizationArgs
 from compressed_tensors.quantization.lifecycle.forward import fake_quantize
 from traced_cases import vocabulary_of
 
-from orchestrator.quantize.mixed_bits import Sensitivity, chosen_for_int8, mean_bits_of, measure, table
+from orchestrator.quantize.mixed_bits import (
+    Sensitivity,
+    chosen_for_int8,
+    mean_bits_of,
+    measure,
+    room_by_bytes,
+    room_by_mean,
+    table,
+)
 from workloads.inference import with_weights
 from workloads.load import load
 from workloads.model.scheme import Scheme
@@ -60,7 +68,7 @@ def test_of_equal_sizes_the_choice_saves_most_loss_of_all_choices() -> None:
             (each for count in range(room + 1) for each in combinations(range(8), count)),
             key=lambda each: sum(lows[i] for i in each),
         )
-        int8 = chosen_for_int8(measured, mean_bits)
+        int8 = chosen_for_int8(measured, room_by_mean(measured, mean_bits))
         assert int8 == [f"w{i}" for i in best]
         assert mean_bits_of(measured, int8) <= mean_bits
 
@@ -72,8 +80,10 @@ def test_a_large_weight_must_gain_more_and_what_does_not_fit_is_left_out() -> No
         Sensitivity(("small",), 20, 0.1, 0.0),
         Sensitivity(("harmless",), 40, -0.1, 0.0),
     ]
-    assert chosen_for_int8(measured, 5.5) == ["key", "query", "small"]  # of 200, 75 may have int8
-    assert chosen_for_int8(measured, 7.9) == ["key", "large", "query", "small"]
+    assert chosen_for_int8(measured, room_by_mean(measured, 5.5)) == ["key", "query", "small"]  # 75 of 200
+    assert chosen_for_int8(measured, room_by_mean(measured, 7.9)) == ["key", "large", "query", "small"]
+    assert chosen_for_int8(measured, room_by_bytes(30)) == ["key", "query", "small"], "each adds half a byte"
+    assert chosen_for_int8(measured, room_by_bytes(29)) == ["key", "query"]
     assert mean_bits_of(measured, ["key", "query", "small"]) == pytest.approx(5.2)
     rows = table(2.0, measured, ["key", "query", "small"], "held-out samples").splitlines()
     assert rows[0] == "# Bits of each weight: 5.20 on average, without scales"

@@ -132,7 +132,7 @@ def test_other_labels_and_no_head_are_refused(place: Path) -> None:
         ("nowhere", {}, "has no commit, and is not an export"),
         ("hf:nowhere", {}, "distill.teacher"),
         ("gpt@5", {}, "is an export, which has no step"),
-        ("hf:class", {"hidden": {}}, "is run as a class of transformers, whose layers are not compared"),
+        ("hf:class", {"hidden": {}}, "runs as a class of transformers, whose layers are not compared"),
         (
             "gpt",
             {"hidden": {"layers": [[1, 9]]}},

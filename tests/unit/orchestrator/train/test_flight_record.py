@@ -14,7 +14,10 @@ import torch.distributed as dist
 
 from cluster.workers.hang_report import HangReport
 from orchestrator.train.flight_record import (
+    HANG,
+    KEPT_HANGS,
     MAX_PRINTED,
+    MOST_STORED,
     is_computing,
     last_collectives,
     line_of,
@@ -30,7 +33,7 @@ def test_the_last_collectives_are_sent_printed_and_all_are_written(
     try:
         for _ in range(MAX_PRINTED + 3):
             dist.all_reduce(torch.ones(4))
-        report_hang(str(tmp_path / "run"), 2, 0, sent.append)
+        report_hang(str(tmp_path / "run"), 2, 0, 1, sent.append)
     finally:
         dist.destroy_process_group()
     record = tmp_path / "run" / "profiles" / "hang-attempt-2" / "rank-0.gloo.json"
@@ -54,7 +57,7 @@ def test_of_ranks_with_gpus_those_of_nccl_are_told_too(
     entry = {"profiling_name": "nccl:all_reduce", "collective_seq_id": 7, "state": "started"}
     told = json.dumps({"entries": [entry]}).encode()
     monkeypatch.setattr(torch._C._distributed_c10d, "_dump_nccl_trace_json", lambda: told, raising=False)
-    report_hang(str(tmp_path / "run"), 1, 3, lambda report: None)
+    report_hang(str(tmp_path / "run"), 1, 3, 4, lambda report: None)
     assert (tmp_path / "run/profiles/hang-attempt-1/rank-3.nccl.json").read_bytes() == told
     assert "collective 7 of group : nccl:all_reduce" in capsys.readouterr().err
 
@@ -91,6 +94,27 @@ def test_of_each_group_the_last_completed_collective_and_the_first_other_are_tol
     assert many[0].text == "collective 1 of 64 ranks, gloo:all_reduce [[4]]"
 
 
+def test_many_ranks_and_many_hangs_store_a_bounded_number_of_collectives(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A record of torch has 2,000; those of 16,384 ranks would be some 20 GB at each hang."""
+    entries = [{"profiling_name": "gloo:all_reduce", "collective_seq_id": n} for n in range(2000)]
+    record = json.dumps({"version": "2", "entries": entries}).encode()
+    monkeypatch.setattr(torch._C._distributed_c10d, "_dump_fr_trace_json", lambda: record)
+    run = tmp_path / "run"
+    for attempt in range(1, KEPT_HANGS + 4):
+        report_hang(str(run), attempt, 0, 16_384, lambda report: None)
+    kept = sorted(int(folder.name.removeprefix(HANG)) for folder in (run / "profiles").iterdir())
+    assert kept == list(range(4, KEPT_HANGS + 4))
+    stored = json.loads((run / f"profiles/{HANG}{attempt}/rank-0.gloo.json").read_text())
+    assert stored == {"version": "2", "entries": entries[-MAX_PRINTED:]}
+    report_hang(str(run), attempt, 7, MOST_STORED // 100, lambda report: None)
+    few = json.loads((run / f"profiles/{HANG}{attempt}/rank-7.gloo.json").read_text())
+    assert len(few["entries"]) == 100
+    report_hang(str(run), attempt, 1, 8, lambda report: None)
+    assert (run / f"profiles/{HANG}{attempt}/rank-1.gloo.json").read_bytes() == record
+
+
 @pytest.mark.parametrize("computes", [True, False])
 def test_a_main_thread_that_computes_is_told_from_one_that_waits(computes: bool) -> None:
     """It is slow in the first case: in Python, where it stands still while another thread looks at it."""
@@ -105,7 +129,7 @@ def test_a_main_thread_that_computes_is_told_from_one_that_waits(computes: bool)
 
 def test_a_store_that_fails_is_no_error(tmp_path: Path) -> None:
     (tmp_path / "run").touch()
-    report_hang(str(tmp_path / "run"), 1, 0, lambda report: None)
+    report_hang(str(tmp_path / "run"), 1, 0, 1, lambda report: None)
     assert (tmp_path / "run").is_file()
 
 

@@ -198,7 +198,7 @@ def test_experts_have_a_pair_each_and_are_merged(tmp_path: Path) -> None:
     assert (ours - before).abs().max() > 1e-2
     with pytest.raises(WorkloadError, match="stacked experts are not written for peft"):
         check_adapter(workload)
-    with pytest.raises(WorkloadError, match="dora has no lengths"):
+    with pytest.raises(WorkloadError, match="dora does not support stacked experts"):
         load(
             f"hf:{folder}", "causal_lm", KNOWN, sequence_length=LENGTH, adapter=replace(adapter, kind="dora")
         )

@@ -148,7 +148,7 @@ def test_the_merged_export_is_the_model_that_was_trained(folder: str, tmp_path: 
 
 def test_models_that_cannot_be_in_4_bits_are_refused(folder: str, tmp_path: Path) -> None:
     save_experts(tmp_path, 160)
-    with pytest.raises(WorkloadError, match="stacked experts, which are not kept in 4 bits"):
+    with pytest.raises(WorkloadError, match="stacked experts, which cannot be stored in 4 bits"):
         adapted(str(tmp_path))
     config = transformers.LlamaConfig.from_pretrained(folder, intermediate_size=96)
     narrow = tmp_path / "narrow"

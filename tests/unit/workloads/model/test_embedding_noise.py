@@ -70,7 +70,7 @@ def test_losses_change_in_training_alone() -> None:
 
 
 def test_two_stacks_are_refused() -> None:
-    with pytest.raises(WorkloadError, match="t5-tiny is none; set it to 0"):
+    with pytest.raises(WorkloadError, match="t5-tiny is neither; set it to 0"):
         load(
             "t5-tiny",
             "span_corruption",

@@ -132,7 +132,7 @@ def test_heads_of_models_with_experts_and_sinks(model: str, more: dict[str, Any]
     with torch.no_grad():
         torch.testing.assert_close(part(batch).hidden, large(batch).hidden, rtol=1e-5, atol=1e-5)
     fewer = {**more, "intermediate": 12}
-    with pytest.raises(WorkloadError, match="columns of experts are not chosen"):
+    with pytest.raises(WorkloadError, match="shrink cannot choose columns of experts"):
         base_of_size(workload_of(model, **fewer).config, base.config)
 
 

@@ -8,6 +8,7 @@ import math
 import pytest
 import torch
 
+from workloads.errors import WorkloadError
 from workloads.objectives.rewarded import (
     ADVANTAGE,
     COUNTED,
@@ -86,6 +87,8 @@ def plain_loss(
                 # A bound holds only where the ratio has gone too far in the direction of the advantage.
                 over = ratio > 1.3 if advantage > 0 else ratio < 0.9
                 token = -advantage * ((1.3 if advantage > 0 else 0.9) if over else ratio)
+                if advantage < 0 and "delta" in options:  # Ye et al. 2020: max(min(..), delta x advantage)
+                    token = min(token, -float(str(options["delta"])) * advantage)
             divergence = ESTIMATES[str(options["kl"])](given[row, t], reference[row, t])
             tokens.append(token + 0.2 * divergence * (ratio if options["use_bias_correction_kl"] else 1.0))
         answers.append(sum(tokens) / length)
@@ -93,17 +96,21 @@ def plain_loss(
 
 
 @pytest.mark.parametrize(
-    ("name", "level", "kl", "corrected"),
+    ("name", "level", "kl", "corrected", "delta"),
     [
-        *itertools.product(["grpo"], ["token", "sequence"], ["k1", "k2", "k3"], [True, False]),
-        *itertools.product(["reinforce"], ["token"], ["k1", "k2", "k3"], [True, False]),
+        *itertools.product(["grpo"], ["token", "sequence"], ["k1", "k2", "k3"], [True, False], [0.0]),
+        *itertools.product(["grpo"], ["token", "sequence"], ["k3"], [True], [1.5]),
+        *itertools.product(["reinforce"], ["token"], ["k1", "k2", "k3"], [True, False], [0.0]),
     ],
 )
-def test_each_option_is_the_plain_derivation(make, name: str, level: str, kl: str, corrected: bool) -> None:
+def test_each_option_is_the_plain_derivation(
+    make, name: str, level: str, kl: str, corrected: bool, delta: float
+) -> None:
     """Losses and gradients of answers of 5, 1 and 3 tokens, of either sign, some far from what they were."""
     options: dict[str, object] = {"beta": 0.2, "kl": kl, "use_bias_correction_kl": corrected}
     if name == "grpo":
         options |= {"epsilon": 0.1, "epsilon_high": 0.3, "importance_sampling_level": level}
+        options |= {"delta": delta} if delta else {}
     objective = make(name, loss_type="grpo", **options)
     draw = torch.Generator().manual_seed(3)
     sampled, reference = (-torch.rand(SHAPE, generator=draw, dtype=torch.float64) - 0.1 for _ in range(2))
@@ -136,3 +143,14 @@ def test_each_option_is_the_plain_derivation(make, name: str, level: str, kl: st
     assert torch.allclose(ours.grad, plain.grad, atol=1e-9)
     if name == "grpo" and level == "token":
         assert 0 < loss.sums["clip_share"][0].item() < sum(lengths)
+    if delta:
+        without = loss_of(make(name, **{**options, "delta": 0.0}), moved, batch, predicted)
+        assert loss.total.item() < without.total.item(), "some ratio is above the bound"
+        assert loss.sums["clip_share"][0] > without.sums["clip_share"][0]
+
+
+def test_a_bound_within_the_clipped_range_is_refused(make) -> None:
+    with pytest.raises(WorkloadError, match=r"delta is 1\.2; make it above 1\.3, the upper bound"):
+        make("grpo", epsilon_high=0.3, delta=1.2)
+    with pytest.raises(WorkloadError, match=r"delta is 0\.5; make it 0, or above 1"):
+        make("grpo", delta=0.5)

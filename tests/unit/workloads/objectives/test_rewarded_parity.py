@@ -125,6 +125,7 @@ def trainer(folder: Path, model: Any, beta: float = 0.0, **options: Any) -> Any:
         {"loss_type": "dr_grpo", "temperature": 0.7},
         {"loss_type": "dapo", "importance_sampling_level": "sequence", "beta": 0.1, "epsilon": 0.02},
         {"loss_type": "grpo", "importance_sampling_level": "sequence", "epsilon": 0.02},
+        {"loss_type": "grpo", "delta": 1.5},
     ],
     ids=lambda options: " ".join(map(str, options.values())),
 )
@@ -157,3 +158,49 @@ def test_loss_and_gradient_are_those_of_trl(options: dict[str, Any], is_first: b
     if not is_first:  # else no case would show that clipping is the same
         total, count = loss.sums["clip_share"]
         assert 0 < total.item() < count.item()
+
+
+def test_the_gradient_of_reinforce_is_that_of_rloo(tmp_path: Path) -> None:
+    """In the first update. TRL sums over the tokens of an answer; `dr_grpo` divides that sum by the longest answer's.
+
+    Later updates differ: TRL clips the ratio of whole answers, which reinforce has not.
+    """
+    from trl import RLOOConfig, RLOOTrainer
+
+    folder = tmp_path / "model"
+    model = model_of(folder, "LlamaForCausalLM")
+    data = made_up()
+    config = RLOOConfig(
+        output_dir=str(tmp_path / "trl"), per_device_train_batch_size=ROWS, num_generations=ROWS,
+        max_completion_length=MOST, bf16=False, report_to=[], use_cpu=True, beta=0.0,
+    )  # fmt: skip
+    found = RLOOTrainer(
+        model=model,
+        reward_funcs=lambda completions, **_: [0.0] * len(completions),
+        args=config,
+        train_dataset=Dataset.from_list([{"prompt": "w7"}]),
+        processing_class=a_tokenizer(folder),
+    )
+    given = theirs(data, is_first=True)
+    workload = load(
+        f"hf:{folder}", "reinforce", KNOWN, options={"loss_type": "dr_grpo"}, sequence_length=LENGTH
+    )
+    mine = workload.build()
+    mine.load_state_dict({name: workload.initial(name, 0) for name in workload.shapes})
+    batch = ours(data, "dr_grpo", is_first=True)
+    loss = workload.loss(mine, batch)
+    (loss.total / loss.count * MOST).backward()
+    with torch.no_grad():
+        log_p, _, _ = found._get_per_token_logps_and_entropies(
+            found.model,
+            torch.cat([given["prompt_ids"], given["completion_ids"]], 1),
+            torch.cat([given["prompt_mask"], given["completion_mask"]], 1),
+            max(ANSWERS),
+        )
+    found._compute_loss(
+        found.model, {**given, "old_logps": (log_p * given["completion_mask"]).sum(1)}
+    ).backward()
+    there = found.model.model.layers[0].mlp.down_proj.weight.grad
+    here = dict(mine.named_parameters())["layers.0.feedforward.down.weight"].grad
+    assert torch.allclose(here, there, rtol=1e-4, atol=1e-5)
+    assert there.abs().max() > 1e-3

@@ -86,7 +86,7 @@ def test_a_pattern_may_be_given_beside_it(ranks: dict[bytes, int], tmp_path: Pat
     with pytest.raises(InputError, match="lacks pat_str or special_tokens"):
         tokenizer.load(uri, ())
     beside.write_text(json.dumps({"pat_str": r"\S+|\s+", "special_tokens": {"</s>": 3001}}))
-    with pytest.raises(InputError, match="does not divide </s>, so that a text may have it"):
+    with pytest.raises(InputError, match="does not split </s>"):
         tokenizer.load(uri, ())
     pattern = r"\w+|[^\w\s]|\s+"
     beside.write_text(json.dumps({"pat_str": pattern, "special_tokens": {"</s>": 3001}}))

@@ -74,9 +74,7 @@ def test_a_file_has_the_names_of_its_configuration(data_files: Any, tmp_path: Pa
     infos = [named("bad", "good", config="en"), named("gut", "schlecht", config="de")]
     english, german = (row_file(tmp_path / lang / "rows.jsonl") for lang in ("en", "de"))
     card(tmp_path, infos)
-    says = (
-        r"README.md: names the labels of 'label' differently in its configurations en, de; say in its configs"
-    )
+    says = r"README.md: names the labels of 'label' differently in its configurations en, de; add"
     with pytest.raises(InputError, match=says):
         labels_of(english)
     others = {"config_name": "de", "data_files": "de/*"}

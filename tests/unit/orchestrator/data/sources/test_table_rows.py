@@ -68,7 +68,7 @@ def test_a_column_has_the_values_of_lines(name: str, suffix: str, tmp_path: Path
     column, wanted = COLUMNS[name]
     path = write(tmp_path / f"a{suffix}", pa.table({"c": column, "t": ["x", "y", "z"]}))
     if suffix == ".arrow" and name.startswith("dictionary"):  # whose batches need a message before them
-        with pytest.raises(InputError, match="columns that are encoded by dictionaries"):
+        with pytest.raises(InputError, match="dictionary-encoded columns"):
             read(path, {"text": "t", "label": "c"})
         return
     lines = tmp_path / "a.jsonl"

@@ -75,7 +75,9 @@ def test_transformers_computes_the_same(model: str, tmp_path: Path) -> None:
 
 def test_a_layer_that_is_no_linear_one_in_transformers_is_refused(tmp_path: Path) -> None:
     workload = load("gpt-tiny", "causal_lm", vocabulary_of(192), changes=SIZES, sequence_length=16)
-    with pytest.raises(WorkloadError, match="in no linear layer, and compressed-tensors quantises those"):
+    with pytest.raises(
+        WorkloadError, match="outside a linear layer, and compressed-tensors quantises linear layers only"
+    ):
         exported(workload, Scheme("int4", 32), tmp_path)
 
 

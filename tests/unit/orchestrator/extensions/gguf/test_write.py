@@ -154,13 +154,18 @@ def refused(folder: Path, match: str) -> None:
 def test_models_that_llama_cpp_computes_otherwise_are_refused(tmp_path: Path) -> None:
     for name, kind, changes, match in (
         ("window", "mistral", {"sliding_window": 16}, "attends to all positions in a mistral"),
-        ("bias", "llama", {"attention_bias": True}, "further biases"),
-        ("yarn", "qwen3", {"rope_parameters": {**LLAMA3, "rope_type": "yarn"}}, "type yarn are not written"),
+        ("bias", "llama", {"attention_bias": True}, "with more biases"),
+        (
+            "yarn",
+            "qwen3",
+            {"rope_parameters": {**LLAMA3, "rope_type": "yarn"}},
+            "no rotary positions of type yarn",
+        ),
         (
             "kind",
             "gpt2",
             {},
-            "written of language models of llama, mistral, qwen2, qwen3, but this is GPT2LMHead",
+            "supports language models of llama, mistral, qwen2, qwen3, but this is GPT2LMHead",
         ),
     ):
         folder = tmp_path / name / "hf"
@@ -178,12 +183,12 @@ def test_tokenizers_that_llama_cpp_lacks_are_refused(tmp_path: Path) -> None:
         ({"normalizer": {"type": "Lowercase"}}, "splits text as GPT-2, Llama 3 or Qwen 2 do"),
         ({"pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": True, "use_regex": True, "trim_offsets": True}},
          "splits text as GPT-2"),
-        ({"pre_tokenizer": {"type": "Whitespace"}}, "byte-level BPE, but this tokenizer is another"),
+        ({"pre_tokenizer": {"type": "Whitespace"}}, "byte-level BPE, but this tokenizer is of another kind"),
     ):  # fmt: skip
         (plain / "tokenizer.json").write_text(json.dumps(whole | changes))
         refused(plain, match)
     byte_level(frame="<|begin|> $A <|begin|>").save_pretrained(plain)
-    refused(plain, "sets other tokens around a text than bos and eos")
+    refused(plain, "adds tokens other than bos and eos around a text")
 
 
 @pytest.mark.slow

@@ -294,14 +294,14 @@ class Bomb:
 @pytest.mark.parametrize(
     ("more", "wanted"),
     [
-        ({"num_experts": 8}, "num_experts 8 is imported of Llama's layers, not of GPT-2's"),
+        ({"num_experts": 8}, "num_experts 8 is imported with Llama's layers, not with GPT-2's"),
         ({"hidden_size": "32"}, "its hidden_size is '32', which is not a number"),
         ({"hidden_size": None}, "its hidden_size is 'None'"),
         (
             {"num_query_groups": 0, "group_query_attention": True},
             "its num_query_groups is 0, which is less than 1",
         ),
-        ({"num_attention_heads": 3}, "3 heads in 3 groups are not divided over 2 ranks"),
+        ({"num_attention_heads": 3}, "3 heads in 3 groups cannot be divided over 2 ranks"),
         ({"ffn_hidden_size": 64}, r"mlp.c_fc.weight is \[32, 48\], but its options make it \[32, 64\]"),
         ({"tensor_model_parallel_size": 1}, "tensor-parallel rank 1 and pipeline rank 0 is one too many"),
         ({"apply_layernorm_1p": True}, "apply_layernorm_1p True"),
@@ -358,7 +358,7 @@ QKV = "layers.0.self_attention.query_key_value"
         (lambda s: s.update(iteration=50), "rank 1 and pipeline rank 0 has other options or another iteration"),
         (lambda s: s.update(args={}), "mp_rank_01/model_optim_rng.pt holds no options"),
         (lambda s: language(s).update({f"{QKV}.weight": language(s)[f"{QKV}.weight"].half()}), "other shapes or types"),
-        (lambda s: language(s).update({f"{QKV}.weight": torch.zeros(1).expand(4000, 4000)}), "more bytes than"),
+        (lambda s: language(s).update({f"{QKV}.weight": torch.zeros(1).expand(4000, 4000)}), "the end of its file"),
         (lambda s: language(s).update({f"{QKV}.weight": torch.empty(3, device="meta")}), "is not a plain tensor"),
         (lambda s: language(s).update({f"{QKV}.weight": torch.zeros(3, 3).to_sparse()}), "is not a plain tensor"),
         (lambda s: language(s).update({f"{QKV}.scale": torch.zeros(3)}), "is not a tensor of GPT that is known here"),

@@ -202,7 +202,7 @@ def without(name: str) -> Callable[[dict[str, Tensor]], None]:
         (lambda t: t.update({"decoder.layers.mlp.linear_fc1.weight_w": torch.zeros(LAYERS, 4)}), "would be lost"),
         (lambda t: t.update({"vision.weight": torch.zeros(4)}), "vision.weight is not a tensor of GPT"),
         (lambda t: t.update({"decoder.layers.final_layernorm.weight": torch.zeros(LAYERS, 4)}), "would be lost"),
-        (lambda t: t.update({"decoder.layers.1.mlp.linear_fc2.weight": torch.zeros(4)}), "is there under two names"),
+        (lambda t: t.update({"decoder.layers.1.mlp.linear_fc2.weight": torch.zeros(4)}), "is stored under two names"),
         (lambda t: t.update({"decoder.layers.mlp.linear_fc2.weight": torch.zeros(LAYERS + 1, 4, 4)}),
          r"is \[4, 4, 4\], but its options say 3 layers"),
         (lambda t: t.update({"decoder.layers.mlp.linear_fc2.bias": torch.zeros(LAYERS, HIDDEN)}),
@@ -244,7 +244,7 @@ def test_other_formats_and_files_that_are_made_to_harm(
         shutil.rmtree(source)
 
     zarr = json.dumps({"sharded_backend": "zarr", "sharded_backend_version": 1})
-    refused("of the format zarr version 1", lambda f: (f / "metadata.json").write_text(zarr))
+    refused("has the format zarr version 1", lambda f: (f / "metadata.json").write_text(zarr))
     refused("does not state its format", lambda f: (f / "metadata.json").write_text("{}"))
     refused("there is no checkpoint of Megatron-LM", lambda f: (f / "common.pt").unlink())
     refused("holds no options", lambda f: torch.save({"iteration": 1}, f / "common.pt"))
@@ -252,8 +252,8 @@ def test_other_formats_and_files_that_are_made_to_harm(
     refused(r"asks for (posix|nt)\.system", lambda f: (f / ".metadata").write_bytes(pickle.dumps(Bomb())))
     refused("cannot be read|more numbers than", lambda f: (f / "__0_0.distcp").write_bytes(b"few"))
     refused("lacks a part|cannot be read", lambda f: (f / "__0_0.distcp").rename(f / "__9_0.distcp"))
-    refused("num_experts 8 is imported of the format torch, not", lambda f: told(f, num_experts=8))
-    refused("version 1.0, of before Megatron-Core", lambda f: told(f, version=1.0))
+    refused("num_experts 8 is imported from the format torch, not", lambda f: told(f, num_experts=8))
+    refused("version 1.0, which is older than Megatron-Core", lambda f: told(f, version=1.0))
     assert sorted(os.listdir(tmp_path)) == ["theirs"]
 
 

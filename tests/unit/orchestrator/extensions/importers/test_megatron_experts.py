@@ -201,10 +201,10 @@ def test_files_of_experts_that_do_not_go_together(
         ({"moe_shared_expert_intermediate_size": 48}, "moe_shared_expert_intermediate_size 48"),
         ({"moe_layer_freq": 2}, "moe_layer_freq 2"),
         ({"expert_tensor_parallel_size": 2}, "expert_tensor_parallel_size 2"),
-        ({"expert_model_parallel_size": 3}, "4 experts are not divided over 3 ranks"),
+        ({"expert_model_parallel_size": 3}, "4 experts cannot be divided over 3 ranks"),
         ({"expert_model_parallel_size": 4}, "expert-parallel rank 2 is missing, of 4"),
         ({"expert_model_parallel_size": 1}, "belongs to more ranks than its options say"),
-        ({"num_experts": None}, "0 experts are not divided over 2 ranks"),
+        ({"num_experts": None}, "0 experts cannot be divided over 2 ranks"),
         ({"moe_ffn_hidden_size": 48}, "its options make it"),
     ],
 )

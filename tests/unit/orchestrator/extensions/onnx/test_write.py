@@ -100,12 +100,12 @@ def test_another_model_in_the_file_is_noticed(tmp_path: Path, monkeypatch: pytes
 def test_what_is_no_encoder_or_too_large_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write(tmp_path / "hf", "DistilBertForTokenClassification")
     monkeypatch.setattr(onnx_export, "LARGEST", 1000)
-    with pytest.raises(WorkloadError, match="a file of ONNX holds 2"):
+    with pytest.raises(WorkloadError, match="an ONNX file holds at most 2"):
         export_onnx(str(tmp_path / "hf"), str(tmp_path))
     about = json.loads((tmp_path / "hf" / "config.json").read_text())
     about |= {"model_type": "gpt2", "architectures": ["GPT2LMHeadModel"]}
     (tmp_path / "hf" / "config.json").write_text(json.dumps(about))
-    with pytest.raises(WorkloadError, match=r"written of single encoders .*, but this is GPT2LMHeadModel"):
+    with pytest.raises(WorkloadError, match=r"supports single encoders .*, but this is GPT2LMHeadModel"):
         export_onnx(str(tmp_path / "hf"), str(tmp_path))
     assert not (tmp_path / "model.onnx").exists()
 

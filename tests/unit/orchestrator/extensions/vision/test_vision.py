@@ -175,7 +175,7 @@ def test_what_is_of_no_class_does_not_count_as_wrong() -> None:
         ({"caption": torch.full((2, 13), 257)}, {}, "captions have 13 tokens"),
         ({"caption": torch.full((2, 12), 258)}, {}, "token ids go up to 258"),
         ({}, {"caption": 300}, "token ids go up to 299, but text.vocab_size is 258"),
-        ({"caption": torch.full((2, 12), 7)}, {}, "captions end with the token 7"),
+        ({"caption": torch.full((2, 12), 7)}, {}, "captions end with token 7"),
     ],
 )
 def test_samples_that_are_not_for_clip(changes: dict[str, Any], limits: dict[str, int], message: str) -> None:

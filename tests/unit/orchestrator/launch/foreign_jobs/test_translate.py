@@ -181,7 +181,7 @@ def test_verl() -> None:
     job = found.document
     assert (job["workload"]["objective"], job["workload"]["options"]) == (
         "grpo",
-        {"beta": 0.002, "loss_type": "dapo"},
+        {"beta": 0.002, "loss_type": "dapo", "delta": 3.0},
     )
     assert job["rollout"] == {"group": 4, "max_tokens": 128, "temperature": 1.0}
     assert job["data"]["sources"][0]["field"] == {"prompt": "prompt", "answer": "reward_model.ground_truth"}
@@ -215,11 +215,12 @@ def test_the_loss_of_trl_and_verl_is_taken_with_their_defaults() -> None:
     """Both average over all tokens by default; this project's default averages over each answer first."""
     start = "trl grpo --model_name_or_path ORG/Small --dataset_name data/rows --max_steps 3 --max_completion_length 64"
     assert told(start, "grpo.sh").document["workload"]["options"] == {"loss_type": "dapo"}
-    given = f"{start} --loss_type dr_grpo --beta 0.1 --scale_rewards false --epsilon_high 0.3"
+    given = f"{start} --loss_type dr_grpo --beta 0.1 --scale_rewards false --epsilon_high 0.3 --delta 2"
     assert told(given, "grpo.sh").document["workload"]["options"] == {
         "loss_type": "dr_grpo",
         "beta": 0.1,
         "epsilon_high": 0.3,
+        "delta": 2,
         "scale_rewards": "none",
     }
     other = told(f"{start} --loss_type cispo --num_iterations 4", "grpo.sh")
@@ -230,7 +231,7 @@ def test_the_loss_of_trl_and_verl_is_taken_with_their_defaults() -> None:
     actor = "actor_rollout_ref.actor"
     more = f" {actor}.loss_agg_mode=seq-mean-token-mean {actor}.kl_loss_type=mse {actor}.clip_ratio_high=0.3"
     options = told(VERL.rstrip() + more, "verl.sh").document["workload"]["options"]
-    assert options == {"beta": 0.002, "loss_type": "grpo", "kl": "k2", "epsilon_high": 0.3}
+    assert options == {"beta": 0.002, "loss_type": "grpo", "kl": "k2", "epsilon_high": 0.3, "delta": 3.0}
     trl = {"beta": 0.001, "num_generations": 4, "max_completion_length": 64, "sync_ref_model": True}
     axolotl = {"base_model": "ORG/Small", "rl": "grpo", "trl": trl, "sequence_len": 64, "max_steps": 3}
     of_section = told(yaml.safe_dump(axolotl | {"datasets": [{"path": "data/rows"}]}), "grpo.yaml")
@@ -238,23 +239,71 @@ def test_the_loss_of_trl_and_verl_is_taken_with_their_defaults() -> None:
     assert any(line.startswith("trl.sync_ref_model: not translated; not here") for line in of_section.lines)
 
 
+def write_encoder() -> str:
+    """Write the configuration of a small BERT, and return its folder."""
+    folder = Path("models/Encoder")
+    folder.mkdir(parents=True, exist_ok=True)
+    sizes = {"vocab_size": 64, "hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2}
+    config = {"model_type": "bert", **sizes, "intermediate_size": 16, "max_position_embeddings": 32}
+    (folder / "config.json").write_text(json.dumps(config))
+    return str(folder)
+
+
 @pytest.mark.parametrize(
     ("row", "objective"),
     [({"body": "a b", "label": "x"}, "sequence_classification"), ({"body": "a b"}, "masked_lm")],
 )
 def test_an_encoder_learns_the_labels_of_rows_or_hidden_words(row: dict[str, str], objective: str) -> None:
-    folder = Path("models/Encoder")
-    folder.mkdir(parents=True)
-    sizes = {"vocab_size": 64, "hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2}
-    config = {"model_type": "bert", **sizes, "intermediate_size": 16, "max_position_embeddings": 32}
-    (folder / "config.json").write_text(json.dumps(config))
+    folder = write_encoder()
     Path("labelled.jsonl").write_text("".join(json.dumps({**row, "number": n}) + "\n" for n in range(20)))
-    arguments = {"model_name_or_path": str(folder), "train_file": "labelled.jsonl", "max_steps": 5}
+    arguments = {"model_name_or_path": folder, "train_file": "labelled.jsonl", "max_steps": 5}
     Path("arguments.json").write_text(json.dumps(arguments))
     found = translate(Path("arguments.json"))
     assert found.document["workload"]["objective"] == objective
     assert "pack" not in found.document["workload"].get("options", {})
     assert not any("were asked for" in each for each in found.lines)
+
+
+def mixed(labels: dict[str, list[Any]]) -> Translated:
+    """The job from a mixture of files whose rows have these labels in turn."""
+    for name, values in labels.items():
+        rows = [{"text": f"a b {n}", "label": values[n % len(values)]} for n in range(20)]
+        Path(name).write_text("".join(json.dumps(row) + "\n" for row in rows))
+    sources = [{"id": name} for name in labels]
+    arguments = {
+        "model_name_or_path": write_encoder(),
+        "dataset_mixture": {"datasets": sources},
+        "max_steps": 5,
+    }
+    Path("mixed.json").write_text(json.dumps(arguments))
+    return translate(Path("mixed.json"))
+
+
+def test_labels_are_those_of_all_sources() -> None:
+    """Sorted; in the order of the sources where the dataset card of one gives an order."""
+
+    def labels(a: list[Any], b: list[Any]) -> list[str]:
+        found: list[str] = mixed({"named/a.jsonl": a, "b.jsonl": b}).document["data"]["labels"]
+        return found
+
+    Path("named").mkdir()
+    assert labels(["good", "bad"], ["fair", "good"]) == ["bad", "fair", "good"]
+    assert labels([1, 10, 2], [3, 1]) == ["1", "2", "3", "10"]
+    card = "---\ndataset_info: {features: [{name: label, dtype: {class_label: {names: {'0': neg, '1': amb}}}}]}\n---\n"
+    Path("named/README.md").write_text(card)
+    assert labels([0, 1], ["neg", "far"]) == ["neg", "amb", "far"]
+
+
+@pytest.mark.parametrize(
+    ("labels", "refused"),
+    [
+        ([0, 1], "its labels are 0, 1, and those of a.jsonl are bad, good"),
+        ([0.5, 1.5], "its rows fit regression, and those of a.jsonl fit sequence_classification"),
+    ],
+)
+def test_sources_whose_labels_contradict_are_refused(labels: list[Any], refused: str) -> None:
+    with pytest.raises(InputError, match=f"^b.jsonl: {refused}"):
+        mixed({"a.jsonl": ["good", "bad"], "b.jsonl": labels})
 
 
 def test_the_column_of_the_label_is_the_one_that_is_named() -> None:
@@ -309,7 +358,7 @@ def test_what_is_not_here_is_to_be_downloaded() -> None:
     [
         ("a.yaml", "optimizer: adam\n", "is not for a supported trainer: axolotl"),
         ("a.yaml", "- a\n", "has no keys"),
-        ("a.py", "TrainingArguments(learning_rate=1e-5)\n", "is Python, which is not run"),
+        ("a.py", "TrainingArguments(learning_rate=1e-5)\n", "is a Python file, and no code is run"),
         (
             "a.yaml",
             "learning_rate: 1e-5\nper_device_train_batch_size: 4\n",

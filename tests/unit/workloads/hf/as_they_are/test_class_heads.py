@@ -205,7 +205,7 @@ def test_what_would_be_wrong_is_refused(tmp_path: Path) -> None:
         check_behaviour(bloom)
     with pytest.raises(WorkloadError, match="no TokenClassification class for gemma3_text"):
         loaded(tmp_path / "gemma", "gemma3", "token_classification")
-    with pytest.raises(WorkloadError, match="houlsby adapters are for classes of this project's own"):
+    with pytest.raises(WorkloadError, match="houlsby adapters need a class of this project"):
         loaded(tmp_path / "adapted", "bloom", "causal_lm", Adapter("houlsby", 4, 32.0, ()))
     with pytest.raises(WorkloadError, match=r"matches no linear layer; the nearest are network\."):
         loaded(tmp_path / "nothing", "bloom", "causal_lm", Adapter("lora", 4, 32.0, ("*.qproj",)))

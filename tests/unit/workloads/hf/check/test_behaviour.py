@@ -44,7 +44,7 @@ REFUSED = {
     "gpt_oss": (ISOLATED, "must not see"),
     "mamba": (ISOLATED, "must not see|fails"),
     "bloom": (ISOLATED, "must not see"),
-    "modernbert": (PERMUTED, "a mask replaces its windows"),
+    "modernbert": (PERMUTED, "replaces the attention windows of the class"),
     "deberta-v2": (PERMUTED, "fails"),
     "xlnet": (PACKED, "must not see|fails"),
     "prophetnet": (DENOISED, "must not see"),
@@ -216,6 +216,19 @@ def test_the_loss_of_routers_is_theirs_however_a_batch_is_cut(tmp_path: Path) ->
         f"hf:{tmp_path}", "causal_lm", VOCABULARY, changes={"router_aux_loss_coef": 0.0}, sequence_length=24
     )
     assert without.loss(trained_model(without, 0), batch).extra is None  # type: ignore[arg-type]
+
+
+def test_a_cache_lets_packed_documents_see_each_other_and_none_is_kept_here(tmp_path: Path) -> None:
+    workload = loaded(tmp_path, transformers.Qwen3Config(**MINISTRAL), documents="isolate")
+    model, batch = trained_model(workload, 0), batch_of(workload, 1)
+    given = {"input_ids": batch["tokens"], "position_ids": batch["positions"]}
+    second = int((batch["positions"][0, 1:] == 0).nonzero()[0]) + 1
+    with torch.no_grad():
+        own = model(batch).logits
+        apart, mixed = (model.network(**given, use_cache=kept).logits for kept in (False, True))
+    torch.testing.assert_close(own, apart)
+    torch.testing.assert_close(mixed[:, :second], own[:, :second])
+    assert (mixed[:, second:] - own[:, second:]).abs().max() > 1e-3
 
 
 def passed(block: torch.nn.Module, seen: list[int]) -> Callable[..., Any]:

@@ -264,7 +264,7 @@ def test_a_target_is_framed_in_its_language(name: str, tmp_path: Path) -> None:
 def test_a_language_that_nobody_names_is_asked_for(tmp_path: Path) -> None:
     theirs, known = with_tokenizer(tmp_path, "nllb")
     written(tmp_path, "m2m_100", **{**BART, "vocab_size": known.size, "decoder_start_token_id": 2})
-    with pytest.raises(WorkloadError, match="nothing says that of a target; name it as tgt_lang"):
+    with pytest.raises(WorkloadError, match="nothing names the language of a target; name it as tgt_lang"):
         ours(tmp_path, known)
     language = theirs.convert_tokens_to_ids("ron_Latn")
     settled(tmp_path, forced_bos_token_id=language)

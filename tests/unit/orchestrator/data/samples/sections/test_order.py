@@ -91,7 +91,7 @@ def resumes_exactly_once(cases: int) -> None:
 
 
 def test_any_resume_at_any_width_reads_the_same_samples() -> None:
-    """Asked for in prime-rl#3332 and ModernBERT#246."""
+    """Asked for in prime-rl#3332, ModernBERT#246 and streaming#869."""
     resumes_exactly_once(40)
 
 
