@@ -118,7 +118,7 @@ def worker_bytes(demand: Demand, shape: ModelShape) -> float:
     if demand.shards:
         # A pass of training's shape reads the answers: logits, at their temperature, their log-softmax; a gated layer.
         tokens = demand.batch // demand.shards * shape.sequence_length
-        logits = max(logits, 4.0 * tokens * max(3.0 * shape.vocabulary, 4.0 * shape.feedforward))
+        logits += 4.0 * tokens * max(3.0 * shape.vocabulary, 4.0 * shape.feedforward)
     process = 0.0 if demand.on_gpu else PROCESS
     return weights + cache + logits + process
 

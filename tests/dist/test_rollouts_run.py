@@ -435,6 +435,69 @@ def test_faults_at_random_of_ranks_and_rollout_workers_change_no_bit(
     assert sum(bool(event.get("first_fault")) for event in events) > 0
 
 
+FRAGILE = '''
+import os
+import signal
+import subprocess
+
+from judges import early as sound
+
+CALLS, STRIKES = {calls!r}, {strikes!r}
+
+
+def early(prompt: str, answer: str) -> float:
+    """The reward of the quiet run, from a process to which something happens at some of its calls."""
+    with open(CALLS, "ab", buffering=0) as file:  # all processes append, so that each call has a number of its own
+        file.write(b".")
+        call = file.tell()
+    kind = STRIKES.get(call)
+    if kind is not None:
+        with open(CALLS + "-struck", "a") as file:
+            file.write(kind + "\\n")
+    if kind == "kill":
+        os.kill(os.getpid(), signal.SIGKILL)
+    elif kind == "kill the worker":
+        os.kill(os.getppid(), signal.SIGKILL)
+    elif kind == "freeze the worker":
+        subprocess.Popen(["sh", "-c", f"sleep 2; kill -CONT {{os.getppid()}}"])
+        os.kill(os.getppid(), signal.SIGSTOP)
+    return sound(prompt, answer)
+'''
+"""Own code whose process, or the worker that holds it, is killed or frozen at given calls."""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(6))
+def test_faults_at_random_of_reward_processes_too_change_no_bit(
+    seed: int, quiet: Path, place: Path, tmp_path: Path
+) -> None:
+    """Ten faults of reward processes, besides two of ranks and of rollout workers.
+
+    A process that is killed scores its answer again in another one. One that is frozen goes on after two seconds.
+    """
+    draw = random.Random(200 + seed)
+    kinds = ("kill", "kill the worker", "freeze the worker")
+    # Of some 370 calls; those of steps that are done again come on top.
+    strikes = {call: draw.choice(kinds) for call in draw.sample(range(1, 340), 10)}
+    calls = tmp_path / "calls"
+    (place / f"fragile{seed}.py").write_text(FRAGILE.format(calls=str(calls), strikes=strikes))
+    steps = sorted(draw.sample(range(1, STEPS), 2))
+    of_ranks = tuple(
+        f"kill@{draw.randrange(2)}:{step}/{attempt}" for attempt, step in enumerate(steps, start=1)
+    )
+    of_workers = tuple(f"{draw.choice(('kill', 'raise'))}@0:{draw.randrange(1, 7)}" for _ in range(2))
+    found = with_workers(place)
+    found["rewards"] = [{"own": f"fragile{seed}:early"}]
+    gang = with_rollout_workers([draw.choice((3, 4)) for _ in range(6)], faults=of_workers)
+    run = run_of(tmp_path, "run", found, gang=gang, faults=of_ranks)
+    same(run, quiet)
+    events = rows(run, "events.jsonl")
+    assert sum(bool(event.get("first_fault")) for event in events) == 2
+    assert sum("others generate" in event["reason"] for event in events) > 0
+    struck = Path(f"{calls}-struck").read_text().splitlines()
+    assert sorted(struck) == sorted(strikes.values())
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("parallel", [{"tp": 2}, {"zero": 3}, {"pp": 2}], ids=str)
 def test_rollout_workers_get_the_weights_of_every_layout(

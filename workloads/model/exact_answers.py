@@ -106,13 +106,17 @@ def exact_answers(
             texts = [Text(row_prompts[row], answers[row]) for row in rows]
             for row, (scores, log_p) in zip(rows, read(rows, texts), strict=True):
                 tokens = answers[row]
-                places = [(row_numbers[row], token_number) for token_number in range(len(tokens))]
-                chosen, _, entropy = choose(scores, places, sampling)
-                entropies = entropy.tolist()
+                exact: list[int] = []
+                entropies: list[float] = []
+                for part in scores.split(len(answers)):  # no more at once than a draft draws
+                    token_numbers = range(len(exact), len(exact) + len(part))
+                    places = [(row_numbers[row], token_number) for token_number in token_numbers]
+                    chosen, _, entropy = choose(part, places, sampling)
+                    exact += chosen.tolist()
+                    entropies += entropy.tolist()
                 if not all(map(math.isfinite, entropies)):
                     raise LogitsNotFinite
                 found[row] = Drawn(tokens, log_p.tolist(), sum(entropies), is_over(tokens))
-                exact = chosen.tolist()
                 right = _equal_tokens(tokens, exact)
                 if right < len(tokens) and round_number < max_tokens:
                     answers[row] = exact[: right + 1]
