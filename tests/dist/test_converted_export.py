@@ -47,6 +47,7 @@ def llama(text: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "llama"
 
 
+@pytest.mark.slow
 def test_a_run_goes_to_torchtitan_and_another_begins_with_that_by_two_tensor_parallel_ranks(
     llama: Path, text: str, tmp_path: Path
 ) -> None:

@@ -82,7 +82,7 @@ CASES: dict[str, tuple[Any, dict[str, Any], Any, Any]] = {
 }  # fmt: skip
 
 
-LONG = ("gpt2", "gemma")
+LONG = ("gpt2", "gemma", "t5")
 """Ten seconds each."""
 
 

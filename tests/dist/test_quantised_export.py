@@ -4,6 +4,8 @@ quantisation does, and the run that trained for them has the integers that train
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -53,8 +55,9 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 @pytest.fixture(scope="module")
-def runs(text: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run that trains for int4 on two ranks, one for q4_0, and an encoder in full precision."""
+def run_of(text: str, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """A run that trains for int4 on two ranks, one for q4_0, and an encoder in full precision (bert), each trained when
+    it is first asked for."""
     folder = tmp_path_factory.mktemp("runs")
     encoder = document(text)
     encoder["workload"] = {"model": "bert-tiny", "changes": SMALL | {"kv_heads": 4}, "objective": "masked_lm"}
@@ -64,9 +67,14 @@ def runs(text: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
         "q4_0": (document(text, quantize={"weights": "q4_0"}), 1),
         "bert": (encoder, 1),
     }
-    for name, (asked, ranks) in jobs.items():
-        drive_here(asked, str(folder / name), folder / "cache", gang=lambda ranks=ranks: LocalGang([ranks]))
-    return folder
+
+    @cache
+    def trained(name: str) -> Path:
+        asked, ranks = jobs[name]
+        drive_here(asked, str(folder / name), folder / "cache", gang=lambda: LocalGang([ranks]))
+        return folder / name
+
+    return trained
 
 
 def latent(run: Path, name: str) -> torch.Tensor:
@@ -80,9 +88,11 @@ def facts(target: Path) -> dict[str, Any]:
     return found
 
 
-def test_a_run_that_trained_for_int4_is_loaded_by_transformers(runs: Path, tmp_path: Path) -> None:
+def test_a_run_that_trained_for_int4_is_loaded_by_transformers(
+    run_of: Callable[[str], Path], tmp_path: Path
+) -> None:
     """Asked for in axolotl#3394 and llm-compressor#2509."""
-    told = export(str(runs / "int4"), STEPS, str(tmp_path / "out"))
+    told = export(str(run_of("int4")), STEPS, str(tmp_path / "out"))
     assert told["logits_difference"] < 1e-5
     assert told["rounding"] > 1e-3
     about = facts(tmp_path / "out")
@@ -91,7 +101,7 @@ def test_a_run_that_trained_for_int4_is_loaded_by_transformers(runs: Path, tmp_p
     assert about["quantized"]["kept"] == ["lm_head", "model.layers.0.self_attn.q_proj"]
     assert about["versions"].keys() == {"compressed-tensors", "transformers", "torch"}
     stored = load_file(tmp_path / "out" / "model.safetensors")
-    assert bytes_of(RunDir(str(runs / "int4"))) == sum(each.nbytes for each in stored.values()), (
+    assert bytes_of(RunDir(str(run_of("int4")))) == sum(each.nbytes for each in stored.values()), (
         "as tune counts"
     )
     model = load(str(tmp_path / "out"))
@@ -99,19 +109,19 @@ def test_a_run_that_trained_for_int4_is_loaded_by_transformers(runs: Path, tmp_p
     scheme = Scheme("int4", 32)
     for ours, theirs in (("feedforward.down", "mlp.down_proj"), ("attention.value", "self_attn.v_proj")):
         assert stored[f"model.layers.1.{theirs}.weight_packed"].dtype is torch.int32
-        whole = latent(runs / "int4", f"layers.1.{ours}.weight")
+        whole = latent(run_of("int4"), f"layers.1.{ours}.weight")
         found = model.get_submodule(f"model.layers.1.{theirs}").weight
         assert torch.equal(found, fake_quantised(whole, scheme))
 
 
 @pytest.mark.slow
-def test_the_run_is_evaluated_as_it_was_trained(runs: Path) -> None:
+def test_the_run_is_evaluated_as_it_was_trained(run_of: Callable[[str], Path]) -> None:
     """Not with the weights in full precision, nor those of a job without the key."""
-    run = RunDir(str(runs / "int4"))
-    spec = parse(yaml.safe_load((runs / "int4" / "job.yaml").read_text()))
+    run = RunDir(str(run_of("int4")))
+    spec = parse(yaml.safe_load((run_of("int4") / "job.yaml").read_text()))
     commit = Store(run.commits).manifest(STEPS)
     row = evaluate_commit(spec, run, commit, {})
-    (trained,) = map(json.loads, (runs / "int4" / "evals.jsonl").read_text().splitlines())
+    (trained,) = map(json.loads, (run_of("int4") / "evals.jsonl").read_text().splitlines())
     found = row["sets"]["validation"]["loss"]
     assert found == pytest.approx(trained["sets"]["validation"]["loss"], rel=1e-6)
 
@@ -121,16 +131,16 @@ def test_the_run_is_evaluated_as_it_was_trained(runs: Path) -> None:
     [(("int8", None, None), 128), (("int4", "16", None), 16), (("int8", "row", "dynamic"), 0)],
 )
 def test_any_run_is_quantised_by_rounding_alone(
-    options: tuple[str, str | None, str | None], group: int, runs: Path, tmp_path: Path
+    options: tuple[str, str | None, str | None], group: int, run_of: Callable[[str], Path], tmp_path: Path
 ) -> None:
     if group == 128:
         with pytest.raises(InputError, match="rows of 64, which is not a multiple of the group of 128"):
-            export(str(runs / "bert"), STEPS, str(tmp_path / "out"), form=asked(*options))
+            export(str(run_of("bert")), STEPS, str(tmp_path / "out"), form=asked(*options))
         options = ("int8", "32", None)
-    told = export(str(runs / "bert"), STEPS, str(tmp_path / "out"), form=asked(*options))
+    told = export(str(run_of("bert")), STEPS, str(tmp_path / "out"), form=asked(*options))
     assert told["logits_difference"] < 1e-5
     assert facts(tmp_path / "out")["quantized"]["trained"] is False
-    run = RunDir(str(runs / "bert"))
+    run = RunDir(str(run_of("bert")))
     assert bytes_of(run) == 4 * parameters_of(run)
 
 
@@ -138,33 +148,36 @@ def asked(quantize: str | None, group: str | None = None, activations: str | Non
     return form_option("hf", None, None, scheme_option("hf", quantize, group, activations))
 
 
-def test_full_precision_is_asked_for(runs: Path, tmp_path: Path) -> None:
-    told = export(str(runs / "int4"), STEPS, str(tmp_path / "out"), form=asked("none"))
+def test_full_precision_is_asked_for(run_of: Callable[[str], Path], tmp_path: Path) -> None:
+    told = export(str(run_of("int4")), STEPS, str(tmp_path / "out"), form=asked("none"))
     assert "quantized" not in told
     with pytest.raises(
         InputError,
         match="quantize trains weights for int4 with a scale for each 32, which gguf does not store",
     ):
-        export(str(runs / "int4"), STEPS, str(tmp_path / "other"), form=Conversion("gguf"))
+        export(str(run_of("int4")), STEPS, str(tmp_path / "other"), form=Conversion("gguf"))
 
 
-def test_a_run_that_trained_for_q4_0_has_its_numbers_in_the_file(runs: Path, tmp_path: Path) -> None:
-    told = export(str(runs / "q4_0"), STEPS, str(tmp_path / "out"))
+@pytest.mark.slow
+def test_a_run_that_trained_for_q4_0_has_its_numbers_in_the_file(
+    run_of: Callable[[str], Path], tmp_path: Path
+) -> None:
+    told = export(str(run_of("q4_0")), STEPS, str(tmp_path / "out"))
     assert told["quantized"]["kept"] == ["output.weight", "token_embd.weight"]
     tensors = {each.name: each for each in gguf.GGUFReader(tmp_path / "out" / "model.gguf").tensors}
     sizes = [
         each.n_bytes if each.tensor_type.name == "Q4_0" else 4 * each.n_elements for each in tensors.values()
     ]
-    assert bytes_of(RunDir(str(runs / "q4_0"))) == sum(sizes), "as tune counts, others in fp32"
+    assert bytes_of(RunDir(str(run_of("q4_0")))) == sum(sizes), "as tune counts, others in fp32"
     found = tensors["blk.1.ffn_down.weight"]
     assert found.tensor_type.name == "Q4_0"
-    wanted = fake_quantised(latent(runs / "q4_0", "layers.1.feedforward.down.weight"), Scheme("q4_0", 32))
+    wanted = fake_quantised(latent(run_of("q4_0"), "layers.1.feedforward.down.weight"), Scheme("q4_0", 32))
     assert np.array_equal(gguf.quants.dequantize(found.data, found.tensor_type), wanted.numpy())
 
 
-def test_any_run_goes_to_q4_0(runs: Path, tmp_path: Path) -> None:
+def test_any_run_goes_to_q4_0(run_of: Callable[[str], Path], tmp_path: Path) -> None:
     told = export(
-        str(runs / "int4"),
+        str(run_of("int4")),
         STEPS,
         str(tmp_path / "out"),
         form=Conversion("gguf", numbers="q4_0", scheme="none"),
@@ -181,14 +194,14 @@ def test_any_run_goes_to_q4_0(runs: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("activations", [None, "dynamic"])
 def test_a_quantised_export_is_evaluated(
-    activations: str | None, runs: Path, text: str, tmp_path: Path
+    activations: str | None, run_of: Callable[[str], Path], text: str, tmp_path: Path
 ) -> None:
     """As the same commit with fake quantisation is."""
     target = str(tmp_path / "out")
-    export(str(runs / "bert"), STEPS, target, form=asked("int8", "row", activations))
+    export(str(run_of("bert")), STEPS, target, form=asked("int8", "row", activations))
     subject = subject_of_export(target)
-    spec = parse(yaml.safe_load((runs / "bert" / "job.yaml").read_text()))
-    found = model_of_run(RunDir(str(runs / "bert")).uri, STEPS)
+    spec = parse(yaml.safe_load((run_of("bert") / "job.yaml").read_text()))
+    found = model_of_run(RunDir(str(run_of("bert"))).uri, STEPS)
     scheme = Scheme("int8", 0, activations == "dynamic")
     ours = with_weights(found.workload, found.read, scheme=scheme)
     batch = next(batches(spec.data, found.tokens, found.workload))
@@ -200,8 +213,8 @@ def test_a_quantised_export_is_evaluated(
 
 
 @pytest.mark.parametrize("numbers", ["int8", "int8_static"])
-def test_an_encoder_goes_to_onnx_in_int8(numbers: Any, runs: Path, tmp_path: Path) -> None:
-    told = export(str(runs / "bert"), STEPS, str(tmp_path / "out"), form=Conversion("onnx", numbers=numbers))
+def test_an_encoder_goes_to_onnx_in_int8(numbers: Any, run_of: Callable[[str], Path], tmp_path: Path) -> None:
+    told = export(str(run_of("bert")), STEPS, str(tmp_path / "out"), form=Conversion("onnx", numbers=numbers))
     assert 0 < told["rounding"] < 0.1
     about = facts(tmp_path / "out")
     assert about["quantized"]["weights"] == numbers
@@ -209,7 +222,7 @@ def test_an_encoder_goes_to_onnx_in_int8(numbers: Any, runs: Path, tmp_path: Pat
     assert "plain.onnx" not in about["files"]
     graph = onnx.load(str(tmp_path / "out" / "model.onnx")).graph
     stored = {each.name: onnx.numpy_helper.to_array(each) for each in graph.initializer}
-    wanted = latent(runs / "bert", "layers.1.feedforward.down.weight").numpy()
+    wanted = latent(run_of("bert"), "layers.1.feedforward.down.weight").numpy()
     scale = abs(wanted).max(1) / 127
     integers = np.rint(wanted / scale[:, None])
     same = [each for each in stored.values() if each.dtype == np.int8 and each.shape == wanted.T.shape]

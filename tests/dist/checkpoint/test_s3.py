@@ -59,7 +59,12 @@ def test_commit_restore_prune(bucket: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "fault", ["busy", "refuse", "deaf", "cut", "hang", pytest.param("slow", marks=pytest.mark.slow)]
+    "fault",
+    [
+        "busy",
+        "cut",
+        *(pytest.param(each, marks=pytest.mark.slow) for each in ("refuse", "deaf", "hang", "slow")),
+    ],
 )
 def test_faults_pass(bucket: str, proxy: Any, fault: str) -> None:
     count, every = itertools.count(1), 8 if fault == "hang" else 3

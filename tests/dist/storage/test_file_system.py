@@ -73,7 +73,7 @@ def files(bucket: str, proxy: Proxy, monkeypatch: pytest.MonkeyPatch) -> ObjectB
 @pytest.mark.parametrize(
     "fault",
     [
-        pytest.param(fault, marks=pytest.mark.slow) if fault in ("stall", "trickle") else fault
+        fault if fault in ("cut", "refuse", "hang") else pytest.param(fault, marks=pytest.mark.slow)
         for fault in LOST
     ],
 )

@@ -67,12 +67,10 @@ QUICK = {
         *some("decoder", Layout(cp=2, zero=3, micro_batch=2), Layout(tp=2, micro_batch=2)),
         *some("moe", Layout(**EXPERT, zero=3)),
         *some("capped", Layout(cp=2, micro_batch=2)),
-        *some("shared-gate", Layout(tp=2, sequence=True, micro_batch=2)),
         *some("documents", Layout(cp=2, micro_batch=2)),
         *some("pair", Layout(tp=2, micro_batch=2)),
         *some("two-streams", Layout(**PIPED, schedule="zbv")),
         deep(schedule="interleaved", virtual=4, recompute="full", recompute_layers=1),
-        deep(first_less=2, last_less=3, recompute="selective", recompute_layers=2),
     ],
     4: [
         *some("decoder", Layout(**PIPED, dp=2, zero=3, schedule="zero_bubble")),
@@ -87,6 +85,8 @@ QUICK = {
 one process; `test_routing` has routers under every axis, and `test_dropout` recomputation."""
 LATER = {
     2: [
+        *some("shared-gate", Layout(tp=2, sequence=True, micro_batch=2)),
+        deep(first_less=2, last_less=3, recompute="selective", recompute_layers=2),
         *some("capped", Layout(tp=2, sequence=True, micro_batch=2)),
         *some("whole-norms", Layout(tp=2, sequence=True, micro_batch=2)),
         *some("sinks", Layout(cp=2, micro_batch=2)),

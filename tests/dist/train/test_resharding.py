@@ -37,7 +37,7 @@ TRAINED = {
 """Two have a moving average, with which they are evaluated between all steps."""
 
 
-LATER = ("wide",)
+LATER = ("pair", "wide")
 """Of the long suite."""
 EACH = [pytest.param(model, marks=pytest.mark.slow) if model in LATER else model for model in WALKS]
 
