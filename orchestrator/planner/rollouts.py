@@ -32,8 +32,9 @@ UNRECORDED = 0.8
 """Seconds of a launch without autograd, as a share of one in training."""
 FORWARD = 1.0 / 3.0
 """A forward pass as a share of the passes of a step."""
-REWARD_SECONDS, REWARDS_SECONDS = 2e-5, 3e-3
-"""Seconds for an answer's reward by a rule, and for the round trip to the processes that compute rewards."""
+REWARD_SECONDS, REWARDS_SECONDS = 2e-4, 1e-3
+"""Seconds for an answer's text and its reward by a rule, and for the round trip to the processes that compute rewards.
+`tests/bench/bench_rollout_plan.py` measures both."""
 
 
 @dataclass(frozen=True)
