@@ -168,6 +168,7 @@ def test_every_model_gives_the_same_numbers(
         assert of_sets(run)[0]["validation"]["router_load"] >= 1
 
 
+@pytest.mark.slow
 def test_faults_in_an_evaluation_and_widths_change_no_bit(
     text: str, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

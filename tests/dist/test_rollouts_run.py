@@ -598,6 +598,7 @@ def test_stale_rollouts_have_the_same_bits_with_workers_that_die(
     assert any(row["overlapped_seconds"] > 0 for row in rows(run) if row["step"] < STEPS)
 
 
+@pytest.mark.slow
 def test_stale_answers_are_taken_along_to_another_layout(
     quiet_stale: Path, place: Path, tmp_path: Path
 ) -> None:
@@ -1262,6 +1263,7 @@ def test_messages_are_prompts_by_the_chat_template_and_the_temperature_is_that_o
     assert all("b a" not in answer or answer.endswith(("b a", "b assistant")) for answer in late)
 
 
+@pytest.mark.slow
 def test_prompts_that_leave_no_room_keep_their_end_and_are_counted(place: Path, tmp_path: Path) -> None:
     found = document(place)
     found["data"]["sequence_length"] = 16

@@ -74,6 +74,7 @@ def seconds(gang: RayGang, act: Callable[[], Any], seen: Callable[[GangStatus], 
     return time.monotonic() - began
 
 
+@pytest.mark.slow
 def test_places_are_made_ready_beside_running_ranks_and_the_next_attempt_uses_the_same_at_once(
     gang: RayGang, monkeypatch: pytest.MonkeyPatch
 ) -> None:
