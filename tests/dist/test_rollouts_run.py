@@ -1030,6 +1030,26 @@ def test_any_number_of_rollout_workers_serves_several_updates_with_the_same_bits
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("seed", range(4))
+def test_faults_at_random_change_no_bit_of_several_updates(
+    seed: int, quiet_repeated: Path, place: Path, tmp_path: Path
+) -> None:
+    """Four kills of ranks, most of them within a rollout, and two of rollout workers."""
+    draw = random.Random(seed)
+    steps = sorted(draw.randrange(1, STEPS + 1) for _ in range(4))
+    of_ranks = tuple(
+        f"kill@{draw.randrange(2)}:{step}/{attempt}" for attempt, step in enumerate(steps, start=1)
+    )
+    of_workers = tuple(f"{draw.choice(('kill', 'raise'))}@0:{draw.randrange(1, 5)}" for _ in range(2))
+    gang = with_rollout_workers([draw.choice((3, 4)) for _ in range(8)], faults=of_workers)
+    found = repeated(place)
+    found["rollout"]["workers"] = {"min": 1, "max": 2}
+    run = run_of(tmp_path, "run", found, gang=gang, faults=of_ranks)
+    same(run, quiet_repeated)
+    assert sum(bool(event.get("first_fault")) for event in rows(run, "events.jsonl")) >= 3
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", [0, 2])
 def test_several_updates_on_stale_answers_have_the_same_bits_after_kills(
     workers: int, place: Path, tmp_path: Path
