@@ -71,10 +71,10 @@ UPLOAD_LOGGERS = ("ray._private.runtime_env.packaging", "ray._private.runtime_en
 MAIN_PROCESSES = ("raylet", "gcs_server")
 """Ray's names for the processes that a node cannot live without."""
 REGISTERED = 110.0
-"""Seconds to wait until a new raylet is registered, as long as it lives. Ray itself gives up after 30 s, which a busy
-machine may take."""
+"""Seconds to wait until a living raylet is registered. Ray itself gives up after 30 s, but a busy machine may take
+longer."""
 OFTEN = 10.0
-"""Seconds of frequent checks; after that there is one a second."""
+"""For this many seconds a wait checks frequently. Then it checks once a second."""
 SESSION, AGENT = "--session_dir=", "--dashboard_agent_command="
 ENVIRONMENTS = "--runtime_env_agent_command="
 """Arguments of a raylet: the session's folder, and the commands of the two agents that it starts."""

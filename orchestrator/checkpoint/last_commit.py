@@ -71,7 +71,7 @@ def refuse_anew(run: RunDir, newest: CommitManifest | None) -> None:
 
     Args:
         run: the run directory.
-        newest: the run's newest sound commit; None if there is none.
+        newest: the run's newest sound commit; None if the run has no sound commit.
 
     Raises:
         InputError: as `refuse_lost` does.

@@ -307,7 +307,8 @@ def bytes_in_int4(plain: str, names: Collection[str], scheme: Scheme) -> int:
     """Return the bytes of all tensors of the export in `plain` once the weights `names` are rounded to int4."""
     from workloads.hf.files.weight_files import Weights
 
-    shapes = {name: Weights(plain).shape(name) for name in names}
+    weights = Weights(plain)
+    shapes = {name: weights.shape(name) for name in names}
     full = sum(size for name, size in _tensor_bytes(plain).items() if name not in shapes)
     return full + sum(scheme.bytes_of(*shape) for shape in shapes.values())
 

@@ -105,7 +105,7 @@ LATER = {
         *some("moe", Layout(dp=4, ep=2, zero=2, micro_batch=1, recompute="selective")),
     ],
 }
-"""Of the long suite, each in the layout where the model's own parts are divided."""
+"""The long suite runs these. Each layout divides the parts that only its model has."""
 FULL = {
     2: [
         *(case for model in MODELS for case in cases_of(model, 2, LONG)),

@@ -109,7 +109,7 @@ def test_probabilities_are_those_of_training_to_the_bit(name: str, temperature: 
     assert max(place.differences(place.cached())) > 0.0, (
         "the cache adds in the same order, so this proves nothing"
     )
-    # What is drawn is what the cache draws, but for its last bits.
+    # The tokens equal those of the cache; only the last bits of their probabilities differ.
     assert [[each.tokens for each in one] for one in answers] == [
         [each.tokens for each in one] for one in place.cached()
     ]
