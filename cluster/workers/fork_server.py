@@ -1,13 +1,11 @@
 """The fork server: a process that has done the imports of ranks and forks them, so an attempt starts in milliseconds.
 
-    python -m cluster.workers.fork_server TARGET FD [FD ...]
+    python -m cluster.workers.fork_server FD
 
-It imports the module of TARGET, "module:function". Each FD is a socket with one JSON message a line. The first message
-says what to import. Each later one asks to launch a rank, to end the ranks or for their exit codes, and gets one line
-in answer. Every FD beyond the first is served by a copy, because one process forks one rank at a time. Ranks die with
-the fork server or copy that has started them, and copies with the fork server. Each ends when the other side of its
-socket is closed. It has one thread and computes nothing, so forking is safe. CUDA is first initialised in the ranks and
-in the standby, a process that has its device ready and becomes the next rank.
+FD is a socket with one JSON message a line. The first message says what to import. Each later one asks to launch a
+rank, to end the ranks or for their exit codes, and gets one line in answer. Ranks die with the fork server, which ends
+when the other side of its socket is closed. It has one thread and computes nothing, so forking is safe. CUDA is first
+initialised in the ranks and in the standby, a process that has its device ready and becomes the next rank.
 """
 
 from __future__ import annotations
@@ -104,7 +102,6 @@ class ForkServer:
         stands_by: bool = False,
         settle: float = SETTLE,
         connection: socket.socket | None = None,
-        copies: Sequence[socket.socket] = (),
     ) -> None:
         """Start a fork server, unless there is a connection to one already.
 
@@ -113,7 +110,6 @@ class ForkServer:
             stands_by: whether to keep a standby, if the module has a function `make_ready`.
             settle: seconds after a launch before the next standby begins.
             connection: a connection to a process that serves already, see `cluster.workers.shared_imports`.
-            copies: sockets that copies of the new process serve, see `fork_servers`.
         """
         self._process: subprocess.Popen[bytes] | None = None
         if connection is not None:
@@ -121,10 +117,9 @@ class ForkServer:
         else:
             self._socket, theirs = socket.socketpair()
             with theirs:
-                descriptors = [end.fileno() for end in (theirs, *copies)]
                 self._process = subprocess.Popen(
-                    command_of("cluster.workers.fork_server", target, *map(str, descriptors), target=target),
-                    pass_fds=descriptors,
+                    command_of("cluster.workers.fork_server", str(theirs.fileno()), target=target),
+                    pass_fds=[theirs.fileno()],
                     stdin=subprocess.DEVNULL,
                     env=environment_of_ranks(),
                 )
@@ -192,62 +187,16 @@ def end_ranks(servers: Sequence[ForkServer]) -> None:
         server._answer()
 
 
-def fork_servers(target: str, count: int) -> list[ForkServer]:
-    """Start `count` fork servers of one import, which fork ranks at the same time. The first has the process of all."""
-    pairs = [socket.socketpair() for _ in range(count - 1)]
-    servers: list[ForkServer] = []
-    try:
-        servers.append(ForkServer(target, copies=[theirs for _, theirs in pairs]))
-        for ours, _ in pairs:
-            servers.append(ForkServer(target, connection=ours))
-        return servers
-    except OSError:
-        for server in servers:
-            server.close()
-        raise
-    finally:
-        for ours, theirs in pairs:
-            theirs.close()
-            if len(servers) < count:
-                ours.close()
-
-
 def main() -> None:
-    """Serve requests until the sockets are closed, each socket in a process of its own."""
-    target, *descriptors = sys.argv[1:]
-    control, *others = (socket.socket(fileno=int(number)) for number in descriptors)
-    parent = os.getpid()
-    if others:
-        import_for_ranks(target)
-    for other in others:
-        if not os.fork():
-            try:
-                for inherited in {control, *others} - {other}:
-                    os.close(inherited.detach())
-                _serve_copy(other, parent)
-            finally:
-                os._exit(0)
-    for other in others:
-        other.close()
-    serve(control, control.makefile("r"), imports=not others)
+    """Serve requests until the socket is closed."""
+    control = socket.socket(fileno=int(sys.argv[1]))
+    serve(control, control.makefile("r"))
 
 
-def _serve_copy(control: socket.socket, parent: int) -> None:
-    """Serve in a copy of the process `parent`, with which it dies."""
-    from cluster.workers.rank_process import die_with_parent
-
-    die_with_parent(parent)
-    serve(control, control.makefile("r"), imports=False)
-
-
-def serve(control: socket.socket, lines: Iterable[str], imports: bool = True) -> None:
-    """Serve the requests in `lines`, which are read from the socket `control`, until it is closed.
-
-    `imports` says whether to import what the first line names, unless that is done.
-    """
+def serve(control: socket.socket, lines: Iterable[str]) -> None:
+    """Serve the requests in `lines`, which are read from the socket `control`, until it is closed."""
     first = json.loads(next(iter(lines)))
-    if imports:
-        import_for_ranks(first["import"])
+    import_for_ranks(first["import"])
     starter = _Starter(control, first["import"] if first["stands_by"] else "")
     ranks, exit_codes = starter.ranks, dict[int, int]()
     for line in lines:

@@ -5,30 +5,26 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
-import threading
 import time
-from collections.abc import Callable, Set
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Set
 from typing import Any
 
-from cluster.workers.fork_server import ForkServer, end_ranks, fork_servers
+from cluster.workers.fork_server import ForkServer
 from cluster.workers.gang import Bundle, Cause, GangStatus, RankStatus
 from cluster.workers.heartbeat import HeartbeatServer
 from cluster.workers.rank_output import FLUSH_TIMEOUT, TRACE, OutputTarget, RankOutput, log_of
 from cluster.workers.worker_context import RankInfo
 
 LOOPBACK = "127.0.0.1"
-MOST_SERVERS = 8
-"""Fork servers that start ranks at the same time, at most: each takes a processor while it forks."""
 
 
 class ProcessGang:
-    """`Gang` on loopback: the ranks are forked from a few fork servers, which die with this process."""
+    """`Gang` on loopback: the ranks are forked from one fork server, which dies with this process."""
 
     def __init__(self) -> None:
         self._heartbeats = HeartbeatServer(LOOPBACK)
-        self._fork_servers: list[ForkServer] = []
-        """They start the ranks, each in its turn. None before the first start, and after one has failed."""
+        self._fork_server: ForkServer | None = None
+        """Starts the ranks. None before the first start, and after the server failed."""
         self._outputs: list[RankOutput] = []
         """The output of each rank."""
         self._pids: list[int] = []
@@ -56,32 +52,29 @@ class ProcessGang:
         token = self._heartbeats.expect(["local"] * world_size)
         self._outputs = [RankOutput(log_of(rank), output) for rank in range(world_size)]
 
-        def launch(rank: int) -> int:
-            rank_info = RankInfo(rank=rank, world_size=world_size, local_rank=rank, host=LOOPBACK)
-            pid = self._server_of(rank).launch(
-                rank_info=dataclasses.asdict(rank_info),
-                target=target,
-                config=config,
-                server=self._heartbeats.address,
-                token=token,
-                output=self._outputs[rank].path,
-            )
-            self._heartbeats.mark(rank, pid=pid, last_heartbeat=time.monotonic())
-            return pid
-
+        rank = 0
         try:
-            if not self._fork_servers or self._fork_servers[0].target != target:
-                self._close_fork_servers()
-                self._fork_servers = fork_servers(target, min(os.cpu_count() or 1, MOST_SERVERS))
-            self._pids = self._by_server(launch, world_size)
+            fork_server = self._fork_server_of(target)
+            for rank in range(world_size):
+                rank_info = RankInfo(rank=rank, world_size=world_size, local_rank=rank, host=LOOPBACK)
+                pid = fork_server.launch(
+                    rank_info=dataclasses.asdict(rank_info),
+                    target=target,
+                    config=config,
+                    server=self._heartbeats.address,
+                    token=token,
+                    output=self._outputs[rank].path,
+                )
+                self._pids.append(pid)
+                self._heartbeats.mark(rank, pid=pid, last_heartbeat=time.monotonic())
         except OSError as error:
-            self._close_fork_servers()
-            raise TimeoutError(f"workers did not start: {error}") from None
+            self._close_fork_server()
+            raise TimeoutError(f"workers did not start: rank {rank}: {error}") from None
 
     def prewarm(
         self, count: int, bundle: Bundle | None = None, target: str = "", avoid: Set[str] = frozenset()
     ) -> None:
-        """See `Gang.prewarm`. Does nothing, because the fork servers start any number of ranks."""
+        """See `Gang.prewarm`. Does nothing, because one fork server starts any number of ranks."""
 
     def occupied_workers(self) -> int:
         """See `Gang.occupied_workers`. Always 0, because `capacity` counts the whole machine."""
@@ -115,17 +108,18 @@ class ProcessGang:
         """See `Gang.print_stacks`."""
         self._heartbeats.broadcast({"hangs": True})
         with contextlib.suppress(OSError):
-            exits = set[int]().union(*(server.exits() for server in self._fork_servers))
+            exits = self._fork_server.exits() if self._fork_server is not None else {}
             for pid in self._pids:
                 if pid not in exits:
                     os.kill(pid, TRACE)
 
     def stop(self) -> None:
         """See `Gang.stop`."""
-        try:
-            end_ranks(self._fork_servers)  # all at once: a rank whose peer ends earlier would report that
-        except OSError:
-            self._close_fork_servers()
+        if self._fork_server is not None:
+            try:
+                self._fork_server.end_ranks()
+            except OSError:
+                self._close_fork_server()
         for output in self._outputs:
             output.close()
         for output in self._outputs:
@@ -135,47 +129,27 @@ class ProcessGang:
     def close(self) -> None:
         """See `Gang.close`."""
         self.stop()
-        self._close_fork_servers()
+        self._close_fork_server()
         self._heartbeats.close()
 
-    def _server_of(self, rank: int) -> ForkServer:
-        return self._fork_servers[rank % len(self._fork_servers)]
+    def _fork_server_of(self, target: str) -> ForkServer:
+        """Return the fork server that has imported the module of `target`; start it unless it runs."""
+        if self._fork_server is None or self._fork_server.target != target:
+            self._close_fork_server()
+            self._fork_server = ForkServer(target)
+        return self._fork_server
 
-    def _by_server(self, launch: Callable[[int], int], ranks: int) -> list[int]:
-        """Launch the ranks, those of different fork servers at the same time. Return what `launch` returns for each.
-
-        Raises:
-            OSError: the first that `launch` raises; it names the rank. No rank is launched after that.
-        """
-        servers, failed = len(self._fork_servers), threading.Event()
-        pids = [0] * ranks
-
-        def launch_all(first: int) -> None:
-            for rank in range(first, ranks, servers):
-                if failed.is_set():
-                    return
-                try:
-                    pids[rank] = launch(rank)
-                except OSError as error:
-                    failed.set()
-                    raise OSError(f"rank {rank}: {error}") from None
-
-        with ThreadPoolExecutor(servers, "launch") as pool:
-            for launched in [pool.submit(launch_all, first) for first in range(servers)]:
-                launched.result()
-        return pids
-
-    def _close_fork_servers(self) -> None:
-        for server in self._fork_servers:
-            server.close()
-        self._fork_servers = []
+    def _close_fork_server(self) -> None:
+        if self._fork_server is not None:
+            self._fork_server.close()
+            self._fork_server = None
 
     def _cause(self, rank: RankStatus) -> tuple[Cause, str]:
         """Return how the process of a dead rank ended, and a line for people."""
         deadline = time.monotonic() + self._limits.end
         with contextlib.suppress(OSError):
-            while self._fork_servers and time.monotonic() < deadline:
-                if (cause := self._server_of(rank.rank).cause(rank.pid)) is not None:
+            while self._fork_server is not None and time.monotonic() < deadline:
+                if (cause := self._fork_server.cause(rank.pid)) is not None:
                     return cause, cause.text
                 time.sleep(0.002)  # the kernel closes the connection just before the process can be reaped
         return Cause("lost"), "the process that starts ranks has ended"

@@ -26,7 +26,7 @@ from cluster.workers.ray_gang import RayGang
 from cluster.workers.ray_internals import lean_start
 from cluster.workers.shared_imports import SharedImports
 
-TARGET = "bench_start_rank:wait"
+TARGET = "waiting_rank:wait"
 
 
 def attempt(gang: RayGang, ranks: int, together: int) -> float:

@@ -56,8 +56,8 @@ def test_forks_allocate_and_the_fork_server_has_no_context(gang: ProcessGang, de
     for _ in range(2):
         gang.start(2, bundle(device), "gpu_targets:allocate", {"device": device, "bytes": SMALL})
         assert [rank.result and rank.result["mean"] for rank in ended(gang)] == [1.0, 1.0]
-    assert gang._fork_servers[0]._process is not None
-    opened = Path(f"/proc/{gang._fork_servers[0]._process.pid}/fd")
+    assert gang._fork_server._process is not None
+    opened = Path(f"/proc/{gang._fork_server._process.pid}/fd")
     # What a context needs; counting the GPUs, which is harmless, leaves the driver's control device open.
     assert not [link for link in opened.iterdir() if "nvidia-uvm" in str(link.resolve())]
 

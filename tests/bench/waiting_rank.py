@@ -1,4 +1,4 @@
-"""The rank of `bench_start.py`: the imports of a real rank, and no work."""
+"""The rank of `bench_actors.py`: the imports of a real rank, and no work."""
 
 from __future__ import annotations
 
