@@ -1,4 +1,4 @@
-"""Asynchronous saves: training waits only for a copy to shared host memory, which another process writes to storage.
+"""Asynchronous saves: training waits at most for a copy to shared host memory, which another process writes to storage.
 
 The memory is reused and has two generations. While one is being written, the next save fills the other. With snapshots
 it has three: one holds the last whole snapshot, one the snapshot under way, and one may wait for slow storage.
@@ -16,6 +16,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict
 from typing import Any
 
@@ -96,6 +97,9 @@ class Saver:
         self._sidecar = self._start()
         self._preparing: threading.Thread | None = None
         """Pins memory, see `prepare`."""
+        self._copier = ThreadPoolExecutor(1, "copy")
+        self._copying: Future[float] | None = None
+        """The copy of an overlapped save; its result is how many seconds it took."""
 
     def _start(self) -> _Sidecar:
         self._pieces: Any = None
@@ -144,8 +148,9 @@ class Saver:
         durable: bool = True,
         snapshot: bool = True,
         complete: int = -1,
+        overlap: bool = False,
     ) -> float:
-        """Copy the pieces and return; they may change as soon as this returns.
+        """Copy the pieces and return.
 
         Args:
             step: optimiser steps done; higher than in the last call.
@@ -155,12 +160,15 @@ class Saver:
             snapshot: whether to make a snapshot, if there is a placement for it.
             complete: the last step whose snapshot all writers have made. Its memory is not touched, and what is older
                 is forgotten.
+            overlap: whether to return before the pieces are copied. They must not change until `finish_copy` has
+                returned; a step's forward and backward pass may run meanwhile. Otherwise they may change at once.
 
         Returns:
             Seconds spent waiting for an earlier save. If `max_wait` was not enough, the save is given up and `poll`
             reports it as failed.
         """
         self.wait_until_prepared()
+        self.finish_copy()
         self._complete = complete
         snapshot = snapshot and self._settings["peers"] is not None
         waited = self._wait(lambda: self._can_save(snapshot), self._max_wait)
@@ -173,7 +181,7 @@ class Saver:
                     CommitOutcome(step, location, state="failed", seconds=waited, bytes=0, reason=reason)
                 )
             return waited
-        request = self._buffers[generation].fill(list(pieces))
+        request = self._buffers[generation].begin(list(pieces))
         self._snapshots.pop(generation, None)
         if self._sidecar.ended:
             self._sidecar.end(patience=0.0)
@@ -196,8 +204,26 @@ class Saver:
             "snapshot": snapshot,
             "complete": complete,
         }
-        self._sidecar.send(request)
+        self._copying = self._copier.submit(self._copy_and_send, self._buffers[generation], request)
+        if not overlap:
+            self.finish_copy()
         return waited
+
+    def _copy_and_send(self, buffer: SharedBuffer, request: dict[str, Any]) -> float:
+        """Finish the copy and hand it to the writing process. Return the seconds of the copy."""
+        began = time.perf_counter()
+        buffer.finish()
+        copied = time.perf_counter()
+        # No other thread talks to the process meanwhile: whatever does calls `finish_copy` first.
+        self._sidecar.send(request)
+        return copied - began
+
+    def finish_copy(self) -> float:
+        """Wait until the pieces of the last save are copied. Return the seconds of the copy, the first time only."""
+        if self._copying is None:
+            return 0.0
+        copying, self._copying = self._copying, None
+        return copying.result()
 
     def _can_save(self, snapshot: bool) -> bool:
         """Whether there is memory to fill. Only one snapshot is under way at a time."""
@@ -224,12 +250,14 @@ class Saver:
 
     def tell_failed(self, steps: Sequence[int]) -> None:
         """Tell writer 0 the `failed_step` of each writer, so it no longer waits for their notes up to that step."""
+        self.finish_copy()
         if self._settings["writer"] == 0 and steps != self._failed_by_writer:
             self._failed_by_writer = steps
             self._sidecar.send({"failed": list(steps)})
 
     def poll(self) -> list[CommitOutcome]:
         """Return the outcomes of the saves that ended since the last call."""
+        self.finish_copy()
         self._receive(0.0)
         outcomes, self._outcomes = self._outcomes, []
         return outcomes
@@ -237,10 +265,12 @@ class Saver:
     def close(self, timeout: float = 120.0) -> list[CommitOutcome]:
         """Wait for the saves in progress, end the writing process, and return the outcomes as `poll` does."""
         self.wait_until_prepared()
+        self.finish_copy()
         self._sidecar.send(None)
         self._wait(lambda: not self._busy, timeout)
         self._sidecar.end(patience=0.0 if self._busy else 5.0)
         outcomes = self.poll()
+        self._copier.shutdown()
         for buffer in self._buffers:
             buffer.close()
         return outcomes

@@ -6,7 +6,7 @@ import contextlib
 import mmap
 import os
 import tempfile
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from functools import cache
 from typing import Any
 
@@ -17,22 +17,6 @@ from orchestrator.checkpoint.snapshot_server import clear_note
 
 ALIGN = 64
 """Each piece begins at a multiple of this many bytes."""
-
-
-@contextlib.contextmanager
-def _copying(on_device: bool) -> Iterator[None]:
-    """Run the copies in the block on their own CUDA stream, after the work that is queued already, and wait for them.
-
-    The step waits for these copies only, not for other streams, which may be reading the next batch.
-    """
-    if not on_device:
-        yield
-        return
-    stream = _stream(torch.cuda.current_device())
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        yield
-    stream.synchronize()
 
 
 @cache
@@ -87,21 +71,51 @@ class SharedBuffer:
         """The place of each piece."""
         self._entries: list[tuple[Any, ...]] = []
         self._size = ALIGN
+        self._to_copy: list[tuple[torch.Tensor, torch.Tensor]] = []
+        """Targets and sources on the CPU that `finish` copies."""
+        self._queued: tuple[torch.cuda.Stream, list[torch.Tensor]] | None = None
+        """The stream of copies from a device, and their sources, whose memory must not be used again before."""
 
     def fill(self, pieces: Sequence[TensorPiece]) -> dict[str, Any]:
-        """Copy the pieces in. Return the size and the place of each piece, for the writing process.
+        """Copy the pieces in. Return the size and the place of each piece, for the writing process."""
+        request = self.begin(pieces)
+        self.finish()
+        return request
 
-        From now on the memory holds no snapshot, until its note is written again.
+    def begin(self, pieces: Sequence[TensorPiece]) -> dict[str, Any]:
+        """Begin to copy the pieces, which must not change until `finish` has returned. Return what `fill` does.
+
+        Copies from a device are queued on a stream of their own, after the work that is queued already: the step goes
+        on meanwhile. From now on the memory holds no snapshot, until its note is written again.
         """
         clear_note(self.note)
         key = [(piece.name, piece.data.dtype, piece.data.shape, piece.start) for piece in pieces]
         if key != self._filled_with:
             self._arrange(pieces)
             self._filled_with = key
-        with _copying(any(piece.data.is_cuda for piece in pieces)), torch.no_grad():
-            if pieces:
-                torch._foreach_copy_(self._targets, [piece.data for piece in pieces], non_blocking=True)
+        copies = [(target, piece.data.detach()) for target, piece in zip(self._targets, pieces, strict=True)]
+        self._to_copy = [copy for copy in copies if not copy[1].is_cuda]
+        on_device = [copy for copy in copies if copy[1].is_cuda]
+        if on_device:
+            stream = _stream(torch.cuda.current_device())
+            stream.wait_stream(torch.cuda.current_stream())
+            targets, sources = zip(*on_device, strict=True)
+            with torch.cuda.stream(stream), torch.no_grad():
+                torch._foreach_copy_(targets, sources, non_blocking=True)
+            self._queued = stream, list(sources)
         return {"bytes": self._size, "pieces": self._entries}
+
+    def finish(self) -> None:
+        """Copy the pieces that are on the CPU, and wait for the copies from a device. May run in another thread."""
+        if self._to_copy:
+            targets, sources = zip(*self._to_copy, strict=True)
+            with torch.no_grad():
+                torch._foreach_copy_(targets, sources)
+            self._to_copy = []
+        if self._queued is not None:
+            # Only this stream: others may be reading the next batch.
+            self._queued[0].synchronize()
+            self._queued = None
 
     def _arrange(self, pieces: Sequence[TensorPiece]) -> None:
         """Give each piece its place. The same pieces, which are saved after every step, keep theirs."""

@@ -64,6 +64,9 @@ class ParameterShard:
 
     def views(self, tensor: Tensor) -> Iterator[tuple[Box, Tensor]]:
         """Yield the boxes with their views of `tensor`, which has the shard's size (weights or optimizer state)."""
+        if len(self.boxes) == 1:  # most shards; a snapshot asks for all views after every step
+            yield self.boxes[0], tensor.view(self.boxes[0].extent)
+            return
         flat = tensor.view(-1)  # `view` never copies, so that writes to the views change `tensor`
         for box in self.boxes:
             yield box, flat[box.offset : box.offset + box.size].view(box.extent)

@@ -1,7 +1,8 @@
 """A rank's commits: when they are due, what goes into them, and their outcomes.
 
-A step is blocked only for a copy to host memory; another process writes that copy. If the task has snapshot servers,
-snapshots also go into the memory of other nodes, as often as the job asks.
+The state is copied to host memory while the next step's forward and backward pass run; the update waits for the copy,
+and another process writes it. If the task has snapshot servers, snapshots also go into the memory of other nodes, as
+often as the job asks.
 """
 
 from __future__ import annotations
@@ -100,6 +101,7 @@ class Commits:
         self._outcomes: list[CommitOutcome] = []
         self._snapshot_taken = 0.0  # monotonic seconds
         self._cost = 0.0  # seconds of the last snapshot
+        self._copies_snapshot = False  # whether the copy under way is a snapshot
         self._last_snapshot = -1  # its step
         self._complete = -1  # step of the last snapshot that all ranks have made
         self._losses: list[float] = []  # of the steps since the last save to the store
@@ -109,6 +111,7 @@ class Commits:
     def __enter__(self) -> Commits:
         if self._task.commit:
             self._saver = self._open_saver()
+            self._engine.before_change = self._finish_copy
             if self._gpus:
                 self._saver.prepare([*self._engine.state(), *self._reserved_pieces()])
         return self
@@ -281,15 +284,28 @@ class Commits:
             durable,
             snapshot=snapshot,
             complete=self._complete,
+            overlap=True,
         )
         self._context.set_waiting(False)
         if durable:
             self._saved, self._losses = progress["step"], []
         seconds = time.perf_counter() - start
+        self._copies_snapshot = snapshot
         if snapshot:
             self._snapshot_taken, self._cost = time.monotonic(), seconds
             self._last_snapshot = progress["step"] if self._placement else -1
         return seconds
+
+    def _finish_copy(self) -> None:
+        """Wait for the copy of the last save, because the state is about to change."""
+        if self._saver is not None:
+            began = time.perf_counter()
+            copying = self._saver.finish_copy()
+            waited = time.perf_counter() - began
+            if self._copies_snapshot:
+                # On CPUs all of the copy competes with training; from a GPU it costs what the update waits for it.
+                self._cost += waited if self._gpus else copying
+            self._copies_snapshot = False
 
     def _meta(self, progress: dict[str, Any], row: Row | None) -> dict[str, Any]:
         """Return what a commit of this state says besides its tensors."""

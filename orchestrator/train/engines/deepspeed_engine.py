@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import NoReturn
 
 import torch
@@ -22,7 +22,7 @@ from orchestrator.train.distillation.teacher import PlacedTop
 from orchestrator.train.engines.config import EngineConfig
 from orchestrator.train.engines.deepspeed_partitions import Partitions, fill_fragments, frozen_fragments
 from orchestrator.train.engines.deepspeed_setup import start_deepspeed
-from orchestrator.train.engines.engine import Metrics, StepCheck
+from orchestrator.train.engines.engine import Metrics, StepCheck, nothing
 from orchestrator.train.engines.forward_passes import ForwardPasses
 from orchestrator.train.engines.loss_scale import LossScale
 from orchestrator.train.engines.losses import arithmetic_in, losses_of
@@ -51,6 +51,7 @@ class DeepSpeedEngine:
         self._layout = layout
         self._seed = config.seed
         self.clock = StepClock(device.device)
+        self.before_change: Callable[[], None] = nothing
         self._mesh = Mesh(layout, self.clock)
         self.losses = losses_of(config, workload, layout, self._mesh, device)
         self._routing = RouterLoad(workload, self._mesh, device.device)
@@ -71,6 +72,7 @@ class DeepSpeedEngine:
     ) -> Metrics:
         """See `Engine.train_step`. The engine's rules refuse a check earlier."""
         assert check is None
+        self.before_change()
         if self.losses.has_baseline:
             self.take_baseline(self.eval_step(micro_batches))
         self.losses.begin(micro_batches)
@@ -107,6 +109,7 @@ class DeepSpeedEngine:
     @torch.no_grad()
     def poison(self) -> None:
         """See `Engine.poison`. Under ZeRO 3 a rank's partition of a parameter is in `ds_tensor`."""
+        self.before_change()
         for parameter in self.model.parameters():
             getattr(parameter, "ds_tensor", parameter).data.fill_(math.nan)
 
@@ -162,6 +165,7 @@ class DeepSpeedEngine:
 
     def swap_average(self) -> None:
         """See `Engine.swap_average`."""
+        self.before_change()
         self._partitions.swap_average()
 
     def initialise(self, seed: int) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -63,17 +63,26 @@ class StepCheck(Protocol):
         """
 
 
+def nothing() -> None:
+    """Do nothing: `Engine.before_change` while nobody reads the state."""
+
+
 class Engine(Protocol):
     """Computes steps under one layout. The contract is a full step, because pipeline schedules and DeepSpeed run the
     backward pass themselves.
 
     The state is one flat namespace in fp32 under any layout: `model.<name>`, `optim.<name>.<slot>`, the scalar
     `optim.step`, if the job has a moving average of its weights `average.<name>` for every parameter, and of pruned
-    matrices `prune.<name>.<slot>`, whose masks are boolean. Layers keep the numbers of the whole model. `clock` has the
-    time of the last step by part.
+    matrices `prune.<name>.<slot>`, whose masks are boolean. Layers keep the numbers of the whole model.
+
+    Attributes:
+        clock: the time of the last step by part.
+        before_change: called before weights or optimizer states change in place. Whoever still reads the pieces of
+            `state` sets it, and returns once it has read them.
     """
 
     clock: StepClock
+    before_change: Callable[[], None]
 
     def train_step(
         self, micro_batches: Sequence[Batch], lr: float, check: StepCheck | None = None
@@ -171,7 +180,10 @@ class Engine(Protocol):
         """Initialise the weights from (seed, parameter name) as in the model's paper, and clear the optimizer state."""
 
     def state(self) -> Iterable[TensorPiece]:
-        """Return the pieces that this rank saves; those of all ranks cover every element once."""
+        """Return the pieces that this rank saves; those of all ranks cover every element once.
+
+        They keep their values until `before_change` is called: forward and backward passes do not change them.
+        """
 
     def load(self, reader: Reader) -> None:
         """Load a commit. Raises InputError if it belongs to another model."""

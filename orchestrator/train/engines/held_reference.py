@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 
@@ -18,7 +18,14 @@ from workloads.workload import Batch, Workload
 class HeldReference:
     """A copy of the initial weights, sharded like the parameters. Empty unless the job keeps a reference model."""
 
-    def __init__(self, is_held: bool, workload: Workload, data: DataParallel, passes: ForwardPasses) -> None:
+    def __init__(
+        self,
+        is_held: bool,
+        workload: Workload,
+        data: DataParallel,
+        passes: ForwardPasses,
+        before_change: Callable[[], None],
+    ) -> None:
         """Allocate the copy; `hold` fills it.
 
         Args:
@@ -26,10 +33,12 @@ class HeldReference:
             workload: the model and its objective.
             data: this rank's shards of the trained parameters.
             passes: compute log-probabilities under the model's weights.
+            before_change: called before the weights are exchanged, see `Engine`.
         """
         self._per_token = workload.objective.name in REWARDED
         self._data = data
         self._passes = passes
+        self._before_change = before_change
         self.tensors = [torch.empty_like(shard.parameter) for shard in data.shards] if is_held else []
 
     @torch.no_grad()
@@ -70,6 +79,7 @@ class HeldReference:
     @torch.no_grad()
     def _swap(self) -> None:
         """Exchange the weights and the reference; a second call restores the same bits."""
+        self._before_change()
         for copy, shard in zip(self.tensors, self._data.shards, strict=True):
             weight = shard.parameter.clone()
             shard.parameter.copy_(copy)

@@ -33,8 +33,8 @@ class ModelBuffers:
             buffer.copy_(self._workload.initial(name, seed))
 
     def pieces(self) -> Iterator[TensorPiece]:
-        """Yield the buffers, whole. Of the ranks with the same stages one saves them."""
-        yield from (full_piece(f"model.{name}", buffer) for name, buffer in self._buffers.items())
+        """Yield copies of the buffers, because forward passes change them. One rank of each stage saves them."""
+        yield from (full_piece(f"model.{name}", buffer.clone()) for name, buffer in self._buffers.items())
 
     @torch.no_grad()
     def restore(self, reader: Reader) -> None:

@@ -33,12 +33,12 @@ def pieces(
     Over all ranks the pieces tile every tensor exactly once.
 
     Args:
-        shards: this rank's shards.
+        shards: the shards that this rank saves, see `shards_to_save`.
         optimizer: holds their states.
         slots: returns the state tensors of a parameter.
         averages: averaged weights by parameter.
     """
-    for shard in shards_to_save(shards):
+    for shard in shards:
         tensors: dict[str, Tensor] = {committed_name(shard.name): shard.parameter.detach()}
         if shard.parameter in averages:
             tensors[f"{AVERAGE}{shard.name}"] = averages[shard.parameter]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -19,7 +19,7 @@ from orchestrator.parallel.step_clock import FORWARD, OPTIMIZER, StepClock
 from orchestrator.parallel.witness import Record
 from orchestrator.train.distillation.teacher import PlacedTop, Teacher
 from orchestrator.train.engines.config import EngineConfig
-from orchestrator.train.engines.engine import Metrics, StepCheck
+from orchestrator.train.engines.engine import Metrics, StepCheck, nothing
 from orchestrator.train.engines.flaw import Flaw, arithmetic_errors
 from orchestrator.train.engines.frozen_weights import FrozenWeights
 from orchestrator.train.engines.held_reference import HeldReference
@@ -35,6 +35,7 @@ class TorchEngine:
 
     Attributes:
         clock: the time of the last step by part.
+        before_change: see `Engine`.
         mesh: the process groups of the layout.
         parallel: this rank's part of the model.
         passes: forward and backward passes, up to the summed gradients.
@@ -63,6 +64,7 @@ class TorchEngine:
         self._device = device
         self._seed = config.seed
         self.clock = StepClock(device.device)
+        self.before_change: Callable[[], None] = nothing
         self.mesh = Mesh(layout, self.clock)
         scheme = config.quantize.scheme if config.quantize else None
         self.parallel = parallelize(workload, layout, self.mesh, device, train=config.train, scheme=scheme)
@@ -82,7 +84,11 @@ class TorchEngine:
         )
         self.trained = TrainedWeights(config, workload, self.parallel, self.mesh, device)
         self._reference = HeldReference(
-            config.train.reference == "held", workload, self.parallel.data, self.passes.forward
+            config.train.reference == "held",
+            workload,
+            self.parallel.data,
+            self.passes.forward,
+            before_change=lambda: self.before_change(),
         )
         self._layers = LayerStatistics(
             config.train.layer_statistics,
@@ -119,6 +125,7 @@ class TorchEngine:
         norm = math.sqrt(sums.square) * sums.factor
         layers = self._layers.take(sums.factor)
         self.clock.switch(OPTIMIZER)
+        self.before_change()
         self.trained.update(lr, norm, sums.factor, check)
         for stage in self.parallel.stages:
             # After the update and once a step, from the load of the whole global batch, so that it does not depend on
@@ -188,6 +195,7 @@ class TorchEngine:
 
     def swap_average(self) -> None:
         """See `Engine.swap_average`."""
+        self.before_change()
         self.trained.swap_average()
 
     def initialise(self, seed: int) -> None:
@@ -217,6 +225,7 @@ class TorchEngine:
     @torch.no_grad()
     def poison(self) -> None:
         """See `Engine.poison`."""
+        self.before_change()
         for stage in self.parallel.stages:
             for parameter in stage.parameters():
                 parameter.copy_(torch.full_like(parameter, math.nan))

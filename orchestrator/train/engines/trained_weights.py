@@ -58,6 +58,7 @@ class TrainedWeights:
         self._parallel = parallel
         self._device = device
         self.shards = parallel.data.shards
+        self._saved_shards = shards_to_save(self.shards)
         self._maker = OptimizerMaker(self._spec, workload, parallel, mesh, device)
         self.device = self._maker.device
         self.optimizer = self._maker.make(self.shards)
@@ -131,8 +132,8 @@ class TrainedWeights:
 
     def pieces(self) -> Iterator[TensorPiece]:
         """Yield the weights, optimizer states, averages and masks that this rank saves."""
-        yield from pieces(self.shards, self.optimizer, self._maker.slots, self._average.of)
-        for shard in shards_to_save(self.shards):
+        yield from pieces(self._saved_shards, self.optimizer, self._maker.slots, self._average.of)
+        for shard in self._saved_shards:
             yield from self._pruner.pieces(shard)
 
     def step_piece(self) -> TensorPiece:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +25,7 @@ from orchestrator.parallel.layout import Layout
 from orchestrator.parallel.rank_messages import gather_json
 from orchestrator.resolve.resolved_job import adapter_of
 from orchestrator.resolve.teacher import compared
-from orchestrator.train.engines.engine import Engine
+from orchestrator.train.engines.engine import Engine, nothing
 from orchestrator.train.engines.make import make_engine
 from orchestrator.train.unlabelled import filled_up
 from workloads.adapters.frozen import frozen_by
@@ -251,6 +253,27 @@ def commit(engine: Engine, uri: str, step: int) -> None:
     dist.barrier()
 
 
+@contextlib.contextmanager
+def saved_meanwhile(engine: Engine) -> Iterator[None]:
+    """A save copies the state while the block runs: until `before_change` is called, no piece may change."""
+    pieces = list(engine.state())
+    copies = [piece.data.clone() for piece in pieces]
+
+    def compare() -> None:
+        engine.before_change = nothing
+        changed = [
+            piece.name
+            for piece, copy in zip(pieces, copies, strict=True)
+            if not torch.equal(piece.data, copy)
+        ]
+        assert not changed, f"changed while they may be copied: {changed}"
+
+    engine.before_change = compare
+    yield
+    if engine.before_change is compare:
+        compare()  # nothing was to change, as in a step that is skipped
+
+
 def run_case(case: dict[str, Any], folder: Path, device: Device) -> None:
     """Train a few steps; rank 0 leaves losses, norms and final state in `<folder>/<id>.pt`.
 
@@ -288,13 +311,15 @@ def run_case(case: dict[str, Any], folder: Path, device: Device) -> None:
         batches = micro_batches(workload, spec, layout, step, case.get("ragged", False))
         if case.get("evaluated"):
             engine.eval_step(micro_batches(workload, spec, layout, 99))
-        metrics = engine.train_step(batches, spec.train.optimizer.lr)
+        with saved_meanwhile(engine):
+            metrics = engine.train_step(batches, spec.train.optimizer.lr)
         losses.append(metrics.loss)
         norms.append(metrics.grad_norm)
         extras.append(metrics.extra)
         layers.append(metrics.layers)
         if spec.checkpoint.ema is not None:
-            engine.swap_average()
+            with saved_meanwhile(engine):
+                engine.swap_average()
             sums = engine.eval_step(micro_batches(workload, spec, layout, 99))
             averaged.append(sums.loss / sums.tokens)
             engine.swap_average()

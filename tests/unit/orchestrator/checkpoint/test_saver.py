@@ -327,6 +327,44 @@ def test_memory_is_pinned_while_training_goes_on(monkeypatch: pytest.MonkeyPatch
     saver.close()
 
 
+def test_a_step_computes_while_the_state_is_copied(in_memory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The state may change once `finish_copy` has returned, and is committed as it was at the save."""
+    store = Store(str(in_memory))
+    saver = Saver(store)
+    may_copy, finish = threading.Event(), SharedBuffer.finish
+    monkeypatch.setattr(SharedBuffer, "finish", lambda buffer: may_copy.wait(30) and finish(buffer))
+    tensor = torch.zeros(1000)
+    for step in (1, 2, 3):
+        tensor.fill_(step)
+        may_copy.clear()
+        saver.save(step, [full_piece("model.w", tensor)], meta(step), overlap=True)
+        assert saver._copying is not None
+        assert not saver._copying.done()
+        threading.Timer(0.05, may_copy.set).start()
+        if step < 3:
+            saver.finish_copy()
+        else:
+            saver.tell_failed((-1,))  # whatever speaks to the writing process waits as well
+        tensor.fill_(-1)
+    assert [outcome.state for outcome in saver.close()] == ["published"] * 3
+    for step in store.steps():
+        assert torch.equal(
+            store.reader(store.manifest(step)).read("model.w"), torch.full((1000,), float(step))
+        )
+
+
+def test_an_error_of_the_copy_is_raised_where_it_is_awaited(
+    in_memory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    saver = Saver(Store(str(in_memory)))
+    with monkeypatch.context() as patch:
+        patch.setattr(SharedBuffer, "finish", lambda _: 1 / 0)
+        saver.save(1, [full_piece("model.w", torch.zeros(3))], meta(1), overlap=True)
+        with pytest.raises(ZeroDivisionError):
+            saver.finish_copy()
+    saver.abandon()
+
+
 @pytest.mark.gpu
 def test_from_an_accelerator(in_memory: Path) -> None:
     store = Store(str(in_memory))
