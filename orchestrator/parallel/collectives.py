@@ -107,7 +107,12 @@ def exchange(x: Tensor, received: Sequence[int], sent: Sequence[int], group: Pro
 
 
 def summed(x: Tensor, group: ProcessGroup) -> Tensor:
-    """Return the sum over the group, without a gradient."""
+    """Return the sum over the group, without a gradient.
+
+    Args:
+        x: a tensor of any shape, the same shape on all ranks. It stays as it is.
+        group: the ranks.
+    """
     if group.size == 1:
         return x
     # An all-reduce works in place, and `x` is an activation that autograd may still need.

@@ -48,7 +48,12 @@ EXTRA = "distilled_extra"
 
 
 def shards_of(vocabulary: int, tp: ProcessGroup) -> Shards:
-    """Return how logits are cut over tensor-parallel ranks; `vocabulary` is 0 if they are whole on each rank."""
+    """Return how logits are cut over tensor-parallel ranks; `vocabulary` is 0 if they are whole on each rank.
+
+    Args:
+        vocabulary: size of the vocabulary if tensor parallelism splits the logits over it, else 0.
+        tp: the tensor-parallel group.
+    """
     if tp.size == 1 or not vocabulary:
         return WHOLE
 
@@ -105,7 +110,9 @@ class Distilling:
     def _row_divergences(self, batch: Batch, spec: LogitsSpec) -> Callable[[Tensor, int], Tensor]:
         """Return the divergences of rows of student logits from those of the teacher, by the first row."""
         labels = batch["labels"]
-        temperature, kind, shards = spec.temperature, spec.divergence, self._shards
+        temperature = spec.temperature
+        kind = spec.divergence
+        shards = self._shards
         if TOP_TOKENS in batch:
             top = _top(batch)
 

@@ -32,7 +32,12 @@ SECONDS = 60.0
 
 
 def check_stages(workload: OwnWorkload, batch: Batch) -> None:
-    """Raise WorkloadError if a module of `stages()` cannot run alone on the output of the one before."""
+    """Raise WorkloadError if a module of `stages()` cannot run alone on the output of the one before.
+
+    Args:
+        workload: the own model with its `stages()`.
+        batch: a few samples.
+    """
     count = workload.config.stages
     with torch.no_grad(), torch.device("meta"):
         empty = {name: torch.empty_like(tensor, device="meta") for name, tensor in batch.items()}
@@ -138,6 +143,11 @@ def _check_logits(where: str, name: str, expected: Tensor, parts: Sequence[Tenso
 def check_layers(workload: Workload, model: nn.Module, batch: Batch) -> None:
     """Raise WorkloadError if cutting `model`, a class of transformers, into one-layer stages changes its loss or a
     gradient.
+
+    Args:
+        workload: the class of transformers.
+        model: its undivided module.
+        batch: a few samples.
     """
     where, expected = f"{workload.name}: cut between its layers", _undivided_result(workload, model, batch)
     try:
@@ -289,6 +299,11 @@ def check_stage_outputs(workload: OwnWorkload, model: nn.Module, batch: Batch) -
     """Raise WorkloadError if the stages of a model do not compute the same loss as its own `loss`.
 
     Raises it also if the output of the first stage has no gradient.
+
+    Args:
+        workload: the own model with its `stages()`.
+        model: its undivided module.
+        batch: a few samples.
     """
     assert isinstance(model, OwnNetwork)
     stages = stages_of(model.network)

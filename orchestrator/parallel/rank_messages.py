@@ -47,7 +47,18 @@ def agree(
     busy: float = 0.0,
     memory: int = 0,
 ) -> Agreed:
-    """Combine every rank's values; all ranks call it together."""
+    """Combine every rank's values; all ranks call it together.
+
+    Args:
+        digest: this rank's part of the step's receipt.
+        stop: whether this rank was asked to stop.
+        failures: its failed saves in a row.
+        ready: whether it can take a snapshot now.
+        snapshot_step: the step of its last snapshot, -1 before one.
+        failed_step: the step of its last failed save, -1 without one.
+        busy: seconds that it computed in the step.
+        memory: its peak memory in bytes.
+    """
     values = [digest, int(stop), failures, int(ready), snapshot_step, failed_step, int(busy * 1e6), memory]
     mine = torch.tensor(values, dtype=torch.int64)
     everyone = mine
@@ -81,7 +92,13 @@ def broadcast_json(value: Any) -> Any:
 
 
 def swap_json(value: Any, to: int, of: int) -> Any:
-    """Send a value to one rank and return that of another. Every rank that is sent to names its sender as `of`."""
+    """Send a value to one rank and return that of another. Every rank that is sent to names its sender as `of`.
+
+    Args:
+        value: what to send.
+        to: the rank that gets it.
+        of: the rank whose value is returned.
+    """
     data = json.dumps(value).encode()
     sizes = torch.tensor([len(data)], dtype=torch.int64), torch.empty(1, dtype=torch.int64)
     _swap(*sizes, to, of)

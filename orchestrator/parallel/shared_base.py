@@ -65,7 +65,10 @@ def share(key: str, shapes: Sequence[torch.Size], fill: Fill, wait: float = WAIT
             owners = _owners(file)
             result = next((fd for owner in owners if (fd := _opened(owner, name, size)) is not None), None)
             if result is None:
-                result, owners = _made(name, size, lambda memory: fill(_tensors(memory, shapes, starts))), []
+                result, owners = (
+                    _filled(name, size, lambda memory: fill(_tensors(memory, shapes, starts))),
+                    [],
+                )
             _write(file, [*owners, (os.getpid(), result)])
     except (
         OSError,
@@ -93,7 +96,7 @@ def _tensors(memory: mmap.mmap, shapes: Sequence[torch.Size], starts: Sequence[i
     ]
 
 
-def _made(name: str, size: int, fill: Callable[[mmap.mmap], None]) -> int:
+def _filled(name: str, size: int, fill: Callable[[mmap.mmap], None]) -> int:
     """Return the descriptor of new memory, filled and sealed."""
     descriptor = os.memfd_create(f"base-{name}", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     try:

@@ -95,7 +95,13 @@ class RowLinear(nn.Module):
 
 
 def sum_rows(module: LoraLinear, tp: ProcessGroup, sequence: bool) -> None:
-    """Make a layer with a low-rank adapter row-parallel, like `RowLinear`; one sum serves the weight and A."""
+    """Make a layer with a low-rank adapter row-parallel, like `RowLinear`; one sum serves the weight and A.
+
+    Args:
+        module: the layer, whose weight and A are cut over their inputs.
+        tp: the tensor-parallel group.
+        sequence: whether the outputs are slices of the sequence.
+    """
 
     def total(squares: Tensor) -> Tensor:
         tp.sent(squares)

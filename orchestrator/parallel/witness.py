@@ -143,6 +143,7 @@ def projection_of(tensor: Tensor) -> Tensor:
 
 def _signs(count: int, device: torch.device) -> Tensor:
     """Return fixed signs without a pattern, fp32 [count]: a bit of each number's hash."""
+    # Squaring mixes low bits into high ones; a bit of the product alone would repeat along the columns.
     mixed = torch.arange(1, count + 1, device=device) * ODD & 0xFFFFFFFF
     return ((mixed * mixed >> 31) & 1).float().mul_(2).sub_(1)
 
