@@ -47,7 +47,12 @@ def scales_shape(shape: Sequence[int]) -> tuple[int, ...]:
 
 
 def block_counts(workload: Workload, names: Container[str]) -> dict[str, int]:
-    """Return the number of blocks of each of these parameters, in the order that all ranks have."""
+    """Return the number of blocks of each of these parameters, in the order that all ranks have.
+
+    Args:
+        workload: has the shapes of all parameters.
+        names: the parameters to count.
+    """
     return {name: math.prod(scales_shape(shape)) for name, shape in workload.shapes.items() if name in names}
 
 
@@ -150,7 +155,12 @@ def parts_of(shard: ParameterShard) -> list[Part]:
 
 
 def new_slot(slot: Slot, shard: ParameterShard) -> Tensor:
-    """Return a state tensor of a shard before its first update: all zeros. Scales are [number of blocks, 1]."""
+    """Return a state tensor of a shard before its first update: all zeros. Scales are [number of blocks, 1].
+
+    Args:
+        slot: the state.
+        shard: the parameter's part.
+    """
     if slot.is_scale:
         # Two dimensions, so that no other code takes them for a tensor of the shard's shape.
         return shard.parameter.new_zeros(sum(part.scales.size for part in parts_of(shard)), 1)
@@ -158,12 +168,23 @@ def new_slot(slot: Slot, shard: ParameterShard) -> Tensor:
 
 
 def stored_shape(slot: Slot, shard: ParameterShard) -> tuple[int, ...]:
-    """Return the shape of a state tensor of the whole parameter, as checkpoints hold it."""
+    """Return the shape of a state tensor of the whole parameter, as checkpoints hold it.
+
+    Args:
+        slot: the state.
+        shard: the parameter's part.
+    """
     return scales_shape(shard.cut.shape) if slot.is_scale else shard.cut.shape
 
 
 def slot_views(slot: Slot, shard: ParameterShard, tensor: Tensor) -> Iterator[tuple[Box, Tensor]]:
-    """Yield the boxes of a shard's state tensor in that of the whole parameter, each with its view of `tensor`."""
+    """Yield the boxes of a shard's state tensor in that of the whole parameter, each with its view of `tensor`.
+
+    Args:
+        slot: the state.
+        shard: the parameter's part.
+        tensor: the state of this part.
+    """
     if not slot.is_scale:
         yield from shard.views(tensor)
         return
@@ -172,7 +193,13 @@ def slot_views(slot: Slot, shard: ParameterShard, tensor: Tensor) -> Iterator[tu
 
 
 def saved_views(slot: Slot, shard: ParameterShard, tensor: Tensor) -> Iterator[tuple[Box, Tensor]]:
-    """Yield what `slot_views` does, but the scale of a cut block only to the shard with the block's first number."""
+    """Yield what `slot_views` does, but the scale of a cut block only to the shard with the block's first number.
+
+    Args:
+        slot: the state.
+        shard: the parameter's part.
+        tensor: the state of this part.
+    """
     if not slot.is_scale:
         yield from shard.views(tensor)
         return
@@ -181,11 +208,18 @@ def saved_views(slot: Slot, shard: ParameterShard, tensor: Tensor) -> Iterator[t
         if part.before:
             start = (*box.start[:-1], box.start[-1] + 1)
             box = Box(start, (*box.extent[:-1], box.extent[-1] - 1), box.offset)
+            # The rank with the beginning of the block saves its scale; a piece that two ranks save would not tile the
+            # tensor.
             view = view[..., 1:].contiguous()
         if box.size:
             yield box, view
 
 
 def scales_view(box: Box, scales: Tensor) -> Tensor:
-    """Return the view of a box in this rank's scales."""
+    """Return the view of a box in this rank's scales.
+
+    Args:
+        box: the box among the parameter's scales; its offset is that in this rank's scales.
+        scales: this rank's scales, [number of blocks, 1].
+    """
     return scales.view(-1)[box.offset : box.offset + box.size].view(box.extent)

@@ -395,8 +395,8 @@ def batch_problems(layout: Layout, global_batch: int, even_shares: str = "") -> 
             f"schedule {layout.schedule} needs at least pp {pp} micro-batches, and there are {parts}; "
             "lower micro_batch, or set schedule to gpipe"
         ]
-    # Interleaved schedules run rounds of pp micro-batches on each stage of a rank (Narayanan et al., 2021, section
-    # 2.2).
+    # The schedule runs rounds of pp micro-batches on each stage of a rank (Narayanan et al., 2021, section 2.2). torch
+    # is laxer and also runs some longer rounds, such as 5 micro-batches on 4 ranks.
     if pp > 1 and layout.schedule in ("interleaved", "zero_bubble") and parts % pp:
         return [
             f"schedule {layout.schedule} needs a multiple of pp {pp} micro-batches, and there are {parts}; "

@@ -74,7 +74,7 @@ def step(engine: TorchEngine, batches: Sequence[Batch], lr: float, recorder: Rec
 def begin_recording(engine: TorchEngine, recorder: Recorder) -> None:
     """Assign the memory that stays between steps to its categories, and start to look for the peak."""
     gc.collect()
-    for category, tensors in engine.held().items():
+    for category, tensors in engine.resident_tensors().items():
         recorder.live.move(tensors, category)
     if recorder.updates_on_host:
         recorder.live.exclude(_on_host(engine))

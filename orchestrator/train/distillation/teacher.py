@@ -142,13 +142,13 @@ class Teacher:
             )
         return result if self._mesh.tp.index == 0 else []
 
-    def held(self) -> list[Tensor]:
+    def resident_tensors(self) -> list[Tensor]:
         """Return the teacher's weights on this rank."""
         return [local_of(p) for stage in self._parallel.stages for p in stage.parameters()]
 
     def close(self) -> None:
         """Free the weights. Modules and their hooks refer to each other, so storages are emptied here."""
-        for tensor in self.held():
+        for tensor in self.resident_tensors():
             storage = tensor.untyped_storage()
             if storage.resizable():  # memory mapped from a file is not
                 storage.resize_(0)

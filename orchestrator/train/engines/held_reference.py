@@ -30,6 +30,7 @@ class HeldReference:
         self._per_token = workload.objective.name in REWARDED
         self._data = data
         self._passes = passes
+        # One copy of the trained parameters alone: the frozen ones are the reference's too.
         self.tensors = [torch.empty_like(shard.parameter) for shard in data.shards] if is_held else []
 
     @torch.no_grad()
