@@ -111,7 +111,7 @@ class Device:
             return
         torch.autocast_increment_nesting()  # autocast clears its cache when the outermost context ends
         try:
-            with casts.kept():
+            with casts.shared():
                 yield
         finally:
             if torch.autocast_decrement_nesting() == 0:

@@ -18,6 +18,10 @@ def units_of(model: nn.Module, config: TransformerConfig) -> Iterator[tuple[str,
     """Yield (name, module that reads the units, number of units) of every feed-forward network and attention.
 
     The units of an attention are the groups of heads that share a key and a value. Experts are left out.
+
+    Args:
+        model: the model.
+        config: its configuration.
     """
     for name, module in model.named_modules():
         if isinstance(module, FeedForward) and ".feedforward." not in name:
@@ -31,6 +35,10 @@ def magnitude(model: nn.Module, config: TransformerConfig) -> dict[str, Tensor]:
 
     A column has a row of up and of gate with their biases, and a column of down; a group of heads its rows of query,
     key and value with their biases, and its columns of output.
+
+    Args:
+        model: the model.
+        config: its configuration.
     """
     norms = {}
     for name, module, count in units_of(model, config):

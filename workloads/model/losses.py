@@ -46,6 +46,10 @@ def token_loss(logits: Tensor, labels: Tensor) -> Loss:
     """Return the cross-entropy summed over the labels that are not -100, int64 [B, L].
 
     logits are [B, L, classes], or [predicted, classes] if the model computed only the predicted positions.
+
+    Args:
+        logits: [B, L, classes] or [predicted, classes].
+        labels: int64 [B, L].
     """
     predicted = labels != IGNORED
     labels = labels[predicted] if logits.dim() == 2 else labels.flatten()
@@ -74,6 +78,12 @@ def loss(
     With a sentence head (BERT, ALBERT): plus the mean cross-entropy of `sequence_labels` [B].
 
     ELECTRA: cross-entropy of the generator plus 50 times the mean binary cross-entropy over real tokens.
+
+    Args:
+        config: the head and its classes.
+        output: what the model returned.
+        batch: has the labels.
+        of_tokens: the loss of vocabulary logits.
     """
     if isinstance(output, ElectraOutput):
         return _electra(output, batch, of_tokens)
@@ -111,7 +121,13 @@ def loss(
 
 
 def of_output(output: Output, batch: Batch, of_tokens: TokenLoss) -> Loss:
-    """Return the token loss of vocabulary logits, or of the sums that were computed instead of them."""
+    """Return the token loss of vocabulary logits, or of the sums that were computed instead of them.
+
+    Args:
+        output: what the model returned.
+        batch: has `labels`.
+        of_tokens: the loss of vocabulary logits.
+    """
     if output.sums is not None:
         total, count, *correct = output.sums
         return Loss(total, count, correct=correct[0] if correct else None)
@@ -142,20 +158,20 @@ def _weighed(logits: Tensor, labels: Tensor, weights: Tensor | None) -> tuple[Te
 def _several(logits: Tensor, labels: Tensor, weights: Tensor | None) -> Loss:
     """Return the binary cross-entropy of labels [B, classes], with precision, recall and F1 over all labels."""
     has_label = ~labels.isnan().any(-1)
-    wanted = labels.where(has_label[:, None], 0.0)
-    each = F.binary_cross_entropy_with_logits(logits.float(), wanted, weights, reduction="none").mean(-1)
+    targets = labels.where(has_label[:, None], 0.0)
+    each = F.binary_cross_entropy_with_logits(logits.float(), targets, weights, reduction="none").mean(-1)
     count = has_label.sum().float()
     predicted = (logits.detach() > 0) & has_label[:, None]
-    is_wanted = wanted > 0
-    both, all_predicted, all_wanted = (
-        (x.sum().float()) for x in (predicted & is_wanted, predicted, is_wanted)
+    is_positive = targets > 0
+    both, all_predicted, all_positive = (
+        (x.sum().float()) for x in (predicted & is_positive, predicted, is_positive)
     )
-    correct = ((predicted == is_wanted).all(-1) & has_label).sum().float()
+    correct = ((predicted == is_positive).all(-1) & has_label).sum().float()
     sums = {
         "accuracy": (correct, count),
         "precision": (both, all_predicted),
-        "recall": (both, all_wanted),
-        "f1": (2 * both, all_predicted + all_wanted),
+        "recall": (both, all_positive),
+        "f1": (2 * both, all_predicted + all_positive),
     }
     return Loss((each * has_label).sum(), count, sums=sums, correct=correct)
 
@@ -180,6 +196,7 @@ def _span(logits: Tensor, labels: Tensor) -> Loss:
     """Return the loss of logits [B, L, 2] for the first and the last token of a span."""
     both = logits.float().transpose(1, 2)
     predicted = (labels != IGNORED).all(-1)
+    # [B x 2, L]: a softmax over the positions of a text, once for its first and once for its last token.
     total = F.cross_entropy(both.flatten(0, 1), labels.flatten(), ignore_index=IGNORED, reduction="sum") / 2
     right = (both.detach().argmax(-1) == labels).all(-1) & predicted
     return Loss(total, predicted.sum().float(), correct=right.sum().float())

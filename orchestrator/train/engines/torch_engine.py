@@ -282,7 +282,9 @@ class TorchEngine:
         Modules and their hooks refer to each other, so only the garbage collector would free their memory, perhaps
         after the next engine has allocated its own. Storages are therefore emptied here.
         """
-        for tensor in (storage_tensor for tensors in self.resident_tensors().values() for storage_tensor in tensors):
+        for tensor in (
+            storage_tensor for tensors in self.resident_tensors().values() for storage_tensor in tensors
+        ):
             storage = tensor.untyped_storage()
             if storage.resizable():  # memory mapped from a file is not
                 storage.resize_(0)
