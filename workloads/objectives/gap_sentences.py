@@ -19,6 +19,11 @@ def rouge1(text: np.ndarray, starts: np.ndarray, stops: np.ndarray) -> np.ndarra
 
     With c the count of a token in the sentence and n in the text: overlap = sum of min(c, n - c), and F1 = 2 *
     overlap / (tokens of the sentence + tokens of the rest).
+
+    Args:
+        text: token ids, int64 [tokens].
+        starts: first token of each sentence.
+        stops: token after the last one of each sentence.
     """
     ids, token = np.unique(text, return_inverse=True)
     sentence = np.repeat(np.arange(len(starts)), stops - starts)
