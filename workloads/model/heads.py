@@ -51,7 +51,9 @@ class VocabularyProjection(nn.Module):
             assert labels is not None
             if self.cap:
                 of_tokens, cap = in_chunks.of_tokens, self.cap
-                in_chunks = replace(in_chunks, of_tokens=lambda x, labels: of_tokens(capped(x, cap), labels))
+                in_chunks = replace(
+                    in_chunks, of_tokens=lambda x, chunk_labels: of_tokens(capped(x, cap), chunk_labels)
+                )
             return in_chunks(hidden, weight, self.bias, labels)
         return capped(self.product(hidden, weight, self.bias), self.cap)
 

@@ -266,7 +266,7 @@ def _near(name: str) -> str:
     """Return a hint about the intended objective for an unknown name."""
     normalised = name.lower().replace("-", "_")
     if normalised in OF_MODELS:
-        return f", and the model has its own: workload.model {OF_MODELS[wanted]}"
+        return f", and the model has its own: workload.model {OF_MODELS[normalised]}"
     if normalised in OF_OWN_ANSWERS:
         explanation = "grpo and reinforce learn from answers that the model generates"
         return f": {explanation}; dpo, ipo, orpo and kto from given answers"

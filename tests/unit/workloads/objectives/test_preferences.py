@@ -14,7 +14,7 @@ from workloads.errors import WorkloadError
 from workloads.load import load
 from workloads.model.losses import token_loss
 from workloads.model.masks import attends
-from workloads.objectives.preferences import comparable, truncated, log_probabilities, means
+from workloads.objectives.preferences import comparable, log_probabilities, means, truncated
 from workloads.objectives.samples import Samples
 from workloads.record_format import MARK, pack
 from workloads.workload import Vocabulary
