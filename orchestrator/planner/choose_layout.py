@@ -250,7 +250,7 @@ class _Sorter:
     Attributes:
         rejected: the rejected layouts, each with the reason.
         large: layouts that need more than the machine offers, each with the bytes that it needs.
-        narrow: layouts on fewer than `least_world` ranks.
+        narrow: layouts on fewer than `min_world` ranks.
         offered: bytes of a worker that tensors may use.
         widest_traced: the widest traced layout that fits, None without one.
     """

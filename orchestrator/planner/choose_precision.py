@@ -68,7 +68,12 @@ class Choice:
 
 
 def in_precision(train: TrainSpec, precision: Precision) -> TrainSpec:
-    """Return how the job trains, in that precision. Raises InputError if the job does not allow it."""
+    """Return how the job trains, in that precision. Raises InputError if the job does not allow it.
+
+    Args:
+        train: the key `train` of the job.
+        precision: the precision to train in.
+    """
     try:
         TrainSpec.model_validate({**train.model_dump(mode="json"), "precision": precision})
     except ValidationError as error:
