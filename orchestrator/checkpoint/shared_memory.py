@@ -100,6 +100,7 @@ class SharedBuffer:
             self._filled_with = key
         with _copying(any(piece.data.is_cuda for piece in pieces)), torch.no_grad():
             if pieces:
+                # One call for all pieces, of which a rank has thousands; `_copying` waits for the copies.
                 torch._foreach_copy_(self._targets, [piece.data for piece in pieces], non_blocking=True)
         return {"bytes": self._size, "pieces": self._entries}
 
@@ -122,7 +123,12 @@ class SharedBuffer:
         self._size = max(size, ALIGN)
 
     def make_room(self, size: int, pin: bool) -> None:
-        """Make room for `size` bytes, and `pin` the memory on request. The first time takes seconds."""
+        """Make room for `size` bytes, and `pin` the memory on request. The first time takes seconds.
+
+        Args:
+            size: bytes.
+            pin: whether to lock the pages, for fast copies from the device.
+        """
         self._grow(max(size, ALIGN), pin)
 
     def close(self) -> None:

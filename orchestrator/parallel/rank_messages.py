@@ -21,7 +21,7 @@ class Agreed:
         stop: whether any rank was asked to stop.
         failures: maximum over ranks of failed saves in a row.
         ready: whether all ranks are ready for a snapshot.
-        snapshot_step: the step of the last snapshot that every rank has made, -1 before one; see `Saver.held`.
+        snapshot_step: the step of the last snapshot that every rank has made, -1 before one; see `Saver.snapshot_step`.
         failed_steps: `Saver.failed_step` of each rank.
         busy: seconds that each rank computed without waiting for others.
         memory: peak bytes of each rank.

@@ -126,9 +126,9 @@ class Commits:
         return -1 if self._saver is None else self._saver.failed_step
 
     @property
-    def held(self) -> int:
-        """See `Saver.held`. As of the last `receive`."""
-        return -1 if self._saver is None else self._saver.held
+    def snapshot_step(self) -> int:
+        """See `Saver.snapshot_step`. As of the last `receive`."""
+        return -1 if self._saver is None else self._saver.snapshot_step
 
     @property
     def ready(self) -> bool:

@@ -245,7 +245,7 @@ class Rank:
             stop=self._context.stop_requested(),
             failures=self._commits.failures,
             ready=self._commits.ready,
-            snapshot_step=self._commits.held,
+            snapshot_step=self._commits.snapshot_step,
             failed_step=self._commits.failed_step,
             busy=busy,
             memory=self._record.memory,
