@@ -55,8 +55,10 @@ class Standby:
             delay: seconds to wait before `make_ready`.
         """
         self.channel, theirs = socket.socketpair()
+        # This process never initialises CUDA: a context does not survive a fork, so each child makes its own.
         self.pid = os.fork()
         if not self.pid:
+            # An inherited end that stays open here would hide from the other side that the parent has ended.
             for end in (self.channel, *inherited):
                 os.close(end.detach())
             run(lambda: _wait_for_rank(theirs, make_ready, delay))
@@ -74,6 +76,8 @@ class Standby:
                 if not channel.recv(1):
                     return False
                 channel.sendall(json.dumps(rank).encode() + b"\n")
+                # It says that it has taken the rank. Without an answer in time the caller kills it, and no rank runs
+                # twice.
                 return bool(channel.recv(1))
             except OSError:
                 return False
@@ -193,7 +197,15 @@ def end_ranks(servers: Sequence[ForkServer]) -> None:
 
 
 def fork_servers(target: str, count: int) -> list[ForkServer]:
-    """Start `count` fork servers of one import, which fork ranks at the same time. The first has the process of all."""
+    """Start fork servers of one import, which fork ranks at the same time.
+
+    Args:
+        target: the entry point, "module:function".
+        count: number of fork servers. The first has the process that imports; the others are its copies.
+
+    Raises:
+        OSError: one has not started. None is left then.
+    """
     pairs = [socket.socketpair() for _ in range(count - 1)]
     servers: list[ForkServer] = []
     try:
@@ -207,6 +219,7 @@ def fork_servers(target: str, count: int) -> list[ForkServer]:
         raise
     finally:
         for ours, theirs in pairs:
+            # This process keeps no end of a copy: the copy ends when the last other end is closed.
             theirs.close()
             if len(servers) < count:
                 ours.close()
@@ -241,15 +254,19 @@ def _serve_copy(control: socket.socket, parent: int) -> None:
 
 
 def serve(control: socket.socket, lines: Iterable[str], imports: bool = True) -> None:
-    """Serve the requests in `lines`, which are read from the socket `control`, until it is closed.
+    """Serve requests until the socket is closed.
 
-    `imports` says whether to import what the first line names, unless that is done.
+    Args:
+        control: the socket, for answers.
+        lines: the requests, read from it.
+        imports: whether to import what the first line names; False if that is done.
     """
     first = json.loads(next(iter(lines)))
     if imports:
         import_for_ranks(first["import"])
     starter = _Starter(control, first["import"] if first["stands_by"] else "")
-    ranks, exit_codes = starter.ranks, dict[int, int]()
+    ranks = starter.ranks
+    exit_codes: dict[int, int] = {}
     for line in lines:
         message = json.loads(line)
         answer: dict[str, Any] = {}
@@ -299,6 +316,7 @@ class _Starter:
         standby = self._standby
         if standby is not None and standby.is_ready():
             self._standby = None
+            # Before it takes the rank: whatever becomes of it is reaped with the ranks, and leaves no zombie.
             self.ranks.add(standby.pid)
             if standby.take(rank):
                 return standby.pid
@@ -327,6 +345,7 @@ def import_for_ranks(target: str) -> None:
     except Exception as error:
         print(f"importing {target} failed: {type(error).__name__}: {error}", file=sys.stderr)
     importlib.import_module("cluster.workers.rank_process")  # imported once here instead of in each rank
+    # Garbage that is frozen with the rest would never be freed.
     gc.collect()
     gc.freeze()  # keeps pages shared, because the garbage collectors of ranks leave frozen objects alone
 
@@ -344,6 +363,7 @@ def _reap(ranks: set[int], exit_codes: dict[int, int], options: int) -> None:
     for pid in list(ranks):
         if ended := os.waitid(os.P_PID, pid, options):
             ranks.discard(pid)
+            # `waitid` gives a signal's number without a sign, and says by `si_code` that it is one.
             exit_codes[pid] = ended.si_status if ended.si_code == os.CLD_EXITED else -ended.si_status
 
 

@@ -122,6 +122,8 @@ class Rapl:
             except (OSError, ValueError):
                 return None
             passed = now - self._last.get(counter, now)
+            # A counter wraps around at `max_energy_range_uj`, which takes minutes under load; readings are closer than
+            # that.
             total += passed if passed >= 0 else passed + largest
             self._last[counter] = now
         return total if self._zones else None

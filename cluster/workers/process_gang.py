@@ -147,7 +147,8 @@ class ProcessGang:
         Raises:
             OSError: the first that `launch` raises; it names the rank. No rank is launched after that.
         """
-        servers, failed = len(self._fork_servers), threading.Event()
+        servers = len(self._fork_servers)
+        failed = threading.Event()
         pids = [0] * ranks
 
         def launch_all(first: int) -> None:
