@@ -203,7 +203,12 @@ def line_of(entry: Mapping[str, Any]) -> str:
 
 
 def write(folder: str, files: Mapping[str, bytes]) -> None:
-    """Write files into a folder of the run directory."""
+    """Write files into a folder of the run directory.
+
+    Args:
+        folder: path or URI.
+        files: content by name.
+    """
     fs, path = open_file_system(folder, TIMEOUT)
     RETRY(fs.makedirs, path, exist_ok=True)
     for name, content in files.items():
