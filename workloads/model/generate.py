@@ -126,6 +126,7 @@ def _decoder(model: nn.Module, cache: Cache) -> Step:
     def step(tokens: Tensor, positions: Tensor, real: Tensor) -> Tensor:
         batch: Batch = {"tokens": tokens, "positions": positions, "padding": real}
         logits: Tensor = model(batch, cache=cache).logits
+        # [B, 1, vocabulary]: with a cache the model computes the logits of each row's last real token only.
         return logits[:, 0]
 
     return step
@@ -164,6 +165,7 @@ def _continue(
     generated: list[list[int]] = [[] for _ in begun]
     tokens, real = padded(begun, device)
     positions = torch.arange(tokens.shape[1], device=device).expand_as(tokens)
+    # [B, 1]: position of each row's last token. Prompts end at different positions, so every row counts its own.
     at, going = real.sum(1, keepdim=True) - 1, [room > 0 for room in rooms]
     while any(going):
         rows = zip(begun, generated, strict=True) if any(changes) else ()
@@ -215,6 +217,7 @@ def choose(
         )
     if not sampling.temperature:
         return logits.argmax(-1)
+    # Stable: of equal logits the smaller id comes first on every device, so that the same number draws the same token.
     scores, order = (logits.double() / sampling.temperature).sort(dim=-1, descending=True, stable=True)
     if sampling.top_k:
         scores, order = scores[:, : sampling.top_k], order[:, : sampling.top_k]

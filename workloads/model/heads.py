@@ -46,9 +46,12 @@ class VocabularyProjection(nn.Module):
         """
         weight = tokens if self.weight is None else self.weight
         assert weight is not None
+        # On the hidden states [.., size], which are far fewer numbers than the logits [.., vocabulary]: the projection
+        # is linear, and the bias is not scaled.
         hidden = hidden if self.scale == 1.0 else hidden * self.scale
         if in_chunks is not None:
             assert labels is not None
+            # Logits exist one chunk at a time here, so the cap goes into the loss of a chunk.
             if self.cap:
                 of_tokens, cap = in_chunks.of_tokens, self.cap
                 in_chunks = replace(
@@ -142,6 +145,7 @@ class LastTokenHead(nn.Module):
             return self.output(hidden[rows, positions])
         last = hidden[:, -1]
         if padding is not None:
+            # [B]: the largest index of a real token, wherever the padding is.
             end = (padding * torch.arange(hidden.shape[1], device=hidden.device)).argmax(-1)
             last = hidden[torch.arange(len(hidden), device=hidden.device), end]
         return self.output(last)

@@ -35,6 +35,7 @@ def normal(seed: int, name: str, shape: Sequence[int], beyond: float = math.inf)
     key = np.frombuffer(blake2b(f"{seed}/{name}".encode(), digest_size=16).digest(), dtype="<u8")
     random = np.random.Generator(np.random.Philox(key=key))
     values = random.standard_normal(math.prod(shape), dtype=np.float32)
+    # From the same stream, so the values still depend on (seed, name) alone.
     while len(large := np.flatnonzero(np.abs(values) > beyond)):
         values[large] = random.standard_normal(len(large), dtype=np.float32)
     return torch.from_numpy(values).view(torch.Size(shape))
@@ -65,6 +66,7 @@ class Drawn:
         touched = (
             range(each.start // size, -(-each.stop // size)) for each, size in zip(part, sizes, strict=True)
         )
+        # Only what a rank holds is drawn, and its bits are those of the whole tensor.
         for tile in product(*touched):
             in_tile = []
             in_result = []
@@ -182,6 +184,8 @@ def spread(config: TransformerConfig, name: str, shape: torch.Size) -> float:
     if name == "embeddings.positions.weight":
         return std / 2
     if name.endswith(("attention.output.weight", "down.weight", "experts.down")):
+        # Each layer adds two such outputs to the residual stream: the sum of 2 N independent terms keeps the variance
+        # of one.
         return std / (2 * config.all_layers) ** 0.5
     return std
 

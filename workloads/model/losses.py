@@ -53,6 +53,8 @@ def token_loss(logits: Tensor, labels: Tensor) -> Loss:
     """
     predicted = labels != IGNORED
     labels = labels[predicted] if logits.dim() == 2 else labels.flatten()
+    # In fp32: the logarithm of a sum over a vocabulary needs more than the 8 bits of bf16. A sum, because the mean is
+    # over the tokens of the global batch, which only the caller can count.
     total = F.cross_entropy(logits.flatten(0, -2).float(), labels, ignore_index=IGNORED, reduction="sum")
     return Loss(total, predicted.sum().float())
 
@@ -113,6 +115,7 @@ def loss(
         metrics["router_loss"] = extra.detach()
     if config.sentence_head:
         assert output.sentence is not None
+        # A mean over the micro-batch, so layouts of such models give all ranks equally many (`ModelShape.even_shares`).
         sentence = F.cross_entropy(output.sentence.float(), batch["sequence_labels"])
         metrics["sentence_loss"] = sentence.detach()
         metrics["sentence_accuracy"] = _accuracy(output.sentence, batch["sequence_labels"])
@@ -151,6 +154,7 @@ def _weighed(logits: Tensor, labels: Tensor, weights: Tensor | None) -> tuple[Te
         total = F.cross_entropy(logits, labels.flatten(), ignore_index=IGNORED, reduction="sum")
         return total, (labels != IGNORED).sum().float()
     each = F.cross_entropy(logits, labels.flatten(), ignore_index=IGNORED, reduction="none")
+    # The sum of the weights divides the loss later, as torch.nn.CrossEntropyLoss(weight=...) does.
     weights = weights.flatten() * (labels.flatten() != IGNORED)
     return (each * weights).sum(), weights.sum()
 
@@ -163,6 +167,8 @@ def _several(logits: Tensor, labels: Tensor, weights: Tensor | None) -> Loss:
     count = has_label.sum().float()
     predicted = (logits.detach() > 0) & has_label[:, None]
     is_positive = targets > 0
+    # Counts, not ratios: they add up over micro-batches and ranks, and F1 = 2 TP / (2 TP + FP + FN) is exact for all
+    # texts.
     both, all_predicted, all_positive = (
         (x.sum().float()) for x in (predicted & is_positive, predicted, is_positive)
     )
@@ -214,6 +220,8 @@ def _electra(output: ElectraOutput, batch: Batch, of_tokens: TokenLoss) -> Loss:
     generator = of_tokens(output.generator, batch["labels"])
     real = batch.get("padding", torch.ones_like(output.replaced))
     logits, replaced = output.discriminator.float()[real], output.replaced[real]
+    # Also a mean over the micro-batch: every real token has a target here, not only the masked ones (ELECTRA, section
+    # 2).
     discriminator = F.binary_cross_entropy_with_logits(logits, replaced.float())
     metrics = {
         "discriminator_loss": discriminator.detach(),

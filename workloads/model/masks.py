@@ -149,6 +149,7 @@ class Mask:
         assert allowed is not None
         allowed = allowed.view((1,) * (4 - allowed.dim()) + allowed.shape)
         below = F.pad(allowed, (count, 0), value=True)
+        # [B, 1, 1, L], the same for all queries: it holds for the prompt's queries too.
         if allowed.shape[-2] == 1:
             return Mask(below)
         if causal:
@@ -242,6 +243,7 @@ def _window(config: TransformerConfig, batch: Batch, length: int, device: torch.
     """Return the mask of the window, by positions within documents if documents do not see each other."""
     positions = torch.arange(length, device=device).unsqueeze(0)
     if SEGMENTS in batch:
+        # [B, L]: where each token's document begins in the row.
         begun = torch.where(_begins(batch[SEGMENTS]), positions, 0).cummax(1).values
         positions = positions - begun
     return near(config, positions[:, :, None], positions[:, None, :], length).unsqueeze(1)
@@ -287,6 +289,8 @@ def _documents(batch: Batch, window: int, sorts: bool = True) -> Documents:
 
 def _bounds(starts: Tensor, length: int) -> Tensor:
     """Return the bounds of `Documents` from STARTS."""
+    # `cu_seqlens` of flash attention's kernels for sequences of several lengths. Entries of STARTS that only fill up
+    # give empty documents at the end of their row.
     first = torch.arange(len(starts), dtype=torch.int32, device=starts.device) * length
     return F.pad((starts + first[:, None]).flatten(), (0, 1), value=len(starts) * length)
 

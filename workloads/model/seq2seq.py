@@ -74,6 +74,7 @@ class Stack(nn.Module):
         table = rotary(self.config, positions) if self.config.positions == "rotary" else None
         bias = None
         if self.relative_bias is not None:
+            # T5: the first layer's table serves all layers of the stack, so it is read once.
             bias = relative_scores(self.relative_bias, mask, length, cache)
         context = Context(
             mask,
@@ -157,6 +158,7 @@ class EncoderDecoder(nn.Module):
         if hidden is None:
             assert self.tokens is not None
             hidden = self.decoder.embed(self.tokens(targets), steps, keys)
+        # [B, 1, 1, L]: cross-attention hides the padding of the source from every query [M].
         reads = Mask(batch["padding"][:, None, None, :]) if "padding" in batch else Mask()
         real = batch.get(DECODER_REAL, batch.get("decoder_padding"))
         hidden, extra = self.decoder(

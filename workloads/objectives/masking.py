@@ -54,6 +54,7 @@ def choose_units(
     first = np.arange(len(text))
     sizes = stops - starts
     for unit in rng.permutation(len(starts)):
+        # Skipped, not cut, and the next unit is tried: so the rate is met as closely as whole units can.
         if sizes[unit] <= left:
             chosen[starts[unit] : stops[unit]] = True
             first[starts[unit] : stops[unit]] = starts[unit]
@@ -82,6 +83,7 @@ def choose_word_spans(
     left = budget(text, rate)
     chosen = np.zeros(len(text), dtype=bool)
     first = np.arange(len(text))
+    # All at once: the number of draws depends on the trials only, and a span that ends early shifts no later draw.
     anchors = rng.integers(max(len(starts), 1), size=len(lengths))
     for anchor, length in zip(anchors, lengths, strict=True):
         for word in range(anchor, min(anchor + length, len(starts))):
@@ -118,6 +120,7 @@ def corrupt(
         first: first token of each token's unit, int64 [length]; None to treat each token alone.
     """
     fate = rng.random(len(tokens))
+    # A span is masked, replaced or kept as a whole (SpanBERT, section 3.1).
     if first is not None:
         fate = fate[first]
     # Drawn for every token and used for few: the number of draws does not depend on which tokens are chosen.

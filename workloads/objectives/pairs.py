@@ -67,6 +67,7 @@ def framed_pair(
     length = objective.sequence_length
     sep = [objective.token("sep")]
     tokens = np.concatenate(([objective.token("cls")], first, sep, second, sep))
+    # <cls> and the first <sep> belong to the first segment, the last <sep> to the second (BERT, figure 2).
     types = np.repeat([0, 1], [len(first) + 2, len(second) + 1])
     return (
         padded(tokens, length, objective.token("pad")),
@@ -120,6 +121,8 @@ class NextSentence(SampledObjective):
         every = read.companions(sample)
         if len(siblings) == len(every):  # the section has a single document
             return np.empty(0, dtype=np.int64)
+        # One draw among the samples of other documents: numbers from this document's first sample on are shifted past
+        # it.
         number = int(rng.integers(len(every) - len(siblings)))
         before = every.index(siblings.start)
         text = self.read_window(read, every[number if number < before else number + len(siblings)])

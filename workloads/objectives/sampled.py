@@ -145,6 +145,7 @@ class SampledObjective(ABC):
         Returns:
             Arrays by name, [B, ...] each.
         """
+        # A static mask is that of the first turn in every turn.
         drawn = 0 if self.static else turn
         samples = [self.sample(read, int(i), generator(self.seed, int(i), drawn, self.name)) for i in ids]
         return {key: torch.from_numpy(np.stack([s[key] for s in samples])) for key in samples[0]}

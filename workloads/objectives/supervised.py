@@ -187,6 +187,7 @@ def balanced(objective: Any, records: Sequence[np.ndarray] | Any) -> Any:
             f"{objective.name}: class_weights {BALANCED} needs every label, and no record is {missing!r}"
         )
     if objective.name == MULTI_LABEL:
+        # At least 1 / count: a label that every text has would otherwise weigh 0 and never be learnt.
         weights = np.maximum(samples - counts, 1) / counts
     else:
         weights = samples / (len(counts) * counts)
@@ -260,6 +261,7 @@ class MultiLabelClassification(WeightedLabels, SampledObjective):
         batch = {**framed(self, *texts_of(record))[0], "sequence_labels": labels}
         if self.weights is None:
             return batch
+        # `pos_weight`: only positive labels are weighed, so negatives keep their scale.
         return {**batch, LABEL_WEIGHTS: np.where(labels > 0, self.weights, 1.0).astype(np.float32)}
 
 
@@ -306,6 +308,7 @@ class TokenClassification(WeightedLabels, SampledObjective):
         text, labels = unpack(read(sample))
         batch, _ = framed(self, text)
         before, after = frame_of(self).single
+        # 0 in records is a token that is not the first of its word.
         word_labels = labels[: self.sequence_length - len(before) - len(after)] - 1
         token_labels = np.full(self.sequence_length, IGNORE, dtype=np.int64)
         token_labels[len(before) : len(before) + len(word_labels)] = np.where(
@@ -344,6 +347,8 @@ class SpanExtraction(SampledObjective):
         batch, at = framed(self, question, context, cut=_context_first)
         if start == 0:
             return {**batch, "labels": np.zeros(2, dtype=np.int64)}
+        # `start` and `end` count from 1 in records, because 0 means no answer; `at` is where the context begins in the
+        # row.
         bounds = np.array([at + start - 1, at + end - 1], dtype=np.int64)
         lost = self.is_lost(read(sample))
         return {**batch, "labels": np.full(2, IGNORE, dtype=np.int64) if lost else bounds}
