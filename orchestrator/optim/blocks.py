@@ -127,6 +127,7 @@ def parts_of(shard: ParameterShard) -> list[Part]:
     parts: list[Part] = []
     offset = 0
     row_length = shard.cut.shape[-1]
+    # A row that is shorter than a block is one block.
     width = min(BLOCK, row_length)
     for box in shard.boxes:
         length = box.extent[-1]
@@ -134,6 +135,7 @@ def parts_of(shard: ParameterShard) -> list[Part]:
         first, last = start // BLOCK, -(-stop // BLOCK)
         blocks = last - first
         before = start - first * BLOCK
+        # A block is cut if the box begins within it, or ends within it before the row does.
         cut = [0] * (before > 0) + [blocks - 1] * (stop < min(last * BLOCK, row_length))
         parts.append(
             Part(

@@ -91,6 +91,7 @@ def groups_of(
             "params": members[matrix, rate],
             "lr": spec.lr * scale,
             "lr_scale": scale,
+            # The update decays by lr * scale * this, so the width's factor cancels.
             "weight_decay": decay / rate.width if matrix else 0.0,
         }
 

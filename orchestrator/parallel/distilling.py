@@ -58,6 +58,7 @@ def shards_of(vocabulary: int, tp: ProcessGroup) -> Shards:
         return WHOLE
 
     def highest(values: Tensor) -> Tensor:
+        # An all-reduce works in place, and the values are needed afterwards.
         values = values.clone()
         if tp.handle is not None:
             tp.sent(values)
@@ -117,6 +118,8 @@ class Distilling:
             top = _top(batch)
 
             def stored_divergences(rows: Tensor, first: int) -> Tensor:
+                # Student logits may come chunk by chunk, see `ChunkedLoss`: `first` says which rows of the micro-batch
+                # these are.
                 at = slice(first, first + len(rows))
                 part = Top(top.tokens[at], top.logits[at], top.log_sum[at])
                 return of_top(part, rows, temperature, kind, shards)

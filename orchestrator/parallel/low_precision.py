@@ -94,6 +94,8 @@ def fake_quantise(
                 f"a rank's part of {name} has rows of {weight.shape[1]}, which is not a multiple of the group of "
                 f"{scheme.group} weights with one scale; lower tp, or choose a smaller quantize.group or row"
             )
+        # A row-parallel layer has a part of each row [out, in / tp], so the largest number of a group of type row is
+        # found over the ranks. A column-parallel layer has whole rows [out / tp, in].
         if isinstance(module, RowLinear):
             module.product = divided(scheme.of(name))
         else:

@@ -168,4 +168,5 @@ class StepClock:
                 seconds = start.elapsed_time(end) / 1e3
                 self._seconds[part] = self._seconds.get(part, 0.0) + seconds
             done += 1
+        # The last mark that was passed stays: it begins the part that is still running.
         del self._marks[:done]

@@ -63,6 +63,7 @@ class FrozenWeights:
             for shard, tensor in zip(frozen, tensors, strict=True):
                 initialise(self._workload, shard.name, seed, shard.views(tensor))
 
+        # Ranks share only what is cut alike: tensor-parallel ranks have different boxes of a weight.
         key = f"{self._base} {seed} {[(shard.name, shard.boxes) for shard in frozen]}"
         self._shared = share(key, [weight.shape for weight in own_parameters], fill_shared)
         if self._shared is None:

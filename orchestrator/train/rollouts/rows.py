@@ -73,6 +73,7 @@ class Rows:
         places = [divmod(row, group) for row in rows]
         texts = [Text(prompts[number].tokens, answers[number][k].drawn.tokens) for number, k in places]
         batch = self.of_texts(texts, size)
+        # [B, L] each, fp32: zero where nothing is predicted, so that sums over a row need no mask.
         floats = {
             name: np.zeros((size, self.length), dtype=np.float32)
             for name in (ADVANTAGE, WEIGHT, COUNTED, DRAWN)
@@ -137,6 +138,7 @@ class Rows:
             prompt = prompts[number]
             answer = answers[number][k]
             ids = np.array([*answer.drawn.tokens, *versions], dtype=np.int64)
+            # The bits of the reward, so that a receipt notices any difference.
             reward = int(np.float64(answer.reward).view(np.int64))
             digests.append(receipt.digest(prompt.number * group + k, reward, ids))
             digests += [prompt.digest] if k == 0 else []
