@@ -194,6 +194,7 @@ def plan(
             else:
                 yield family
 
+    # It may be in no searched family; `legal_layouts` leaves it out, so that it counts once.
     if sorter.widest_traced is not None:
         search.add_legal([(sorter.widest_traced, sorter.traced_size(sorter.widest_traced))])
     for degrees in all_degrees(
@@ -322,6 +323,7 @@ class _Sorter:
                 reason = f"has no trace, and {self.widest_traced} fits by its trace"
                 self.rejected.append((layout, reason))
             else:
+                # The correction decides whether a layout fits; a plan shows the bytes of the formula.
                 bytes_by_formula = peak_bytes(self._demand, self._shape, layout) if self._factors else memory
                 legal.append((layout, bytes_by_formula))
         return legal

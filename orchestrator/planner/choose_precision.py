@@ -134,6 +134,7 @@ def _has_bf16(resources: ResourceSpec, machine: Machine) -> bool:
     """
     if not resources.per_worker.gpu or machine.stands_for:
         return True
+    # A GPU without bf16 units has a bf16 rate in its profile that is no higher than that of fp32.
     return machine.flops > machine.full_flops
 
 

@@ -75,6 +75,7 @@ class TracedMemory:
         by_index = {self.layout.coordinate(trace.rank)["pp"]: bytes_of(trace) for trace in self.traces}
         indices, result = sorted(by_index), []
         for index, predicted in enumerate(formula):
+            # The first and the last index are always traced (`ranks_of`), so every index has traced ones on both sides.
             low = max(traced for traced in indices if traced <= index)
             high = min(traced for traced in indices if traced >= index)
             share = (index - low) / (high - low) if high > low else 0.0
@@ -450,6 +451,7 @@ def _smallest_plan(
 ) -> ConfirmedPlan | None:
     """Return the plan with the layout that needs least memory by the formula, if its trace fits."""
     spec, on_cpu = job.spec, not job.spec.resources.per_worker.gpu
+    # No layout fits a byte, and a plan that need not fit then has the layout that needs least.
     no_memory = dataclasses.replace(machine, memory=1.0)
     try:
         smallest = planned(demand_of(spec), job.shape, workers, no_memory, must_fit=False, verdicts=verdicts)
@@ -533,6 +535,8 @@ def micro_batches_of(layout: Layout, accumulation: int, index: int, on_cpu: bool
     if layout.schedule == "gpipe":
         filled = 2
     elif layout.schedule == "1f1b":
+        # A stage of 1F1B holds pp - index micro-batches at once (Narayanan et al., 2021, section 2.2). With twice as
+        # many it has both filled and passed its steady state.
         filled = max(2 * (layout.pp - index), layout.pp)
     extended = filled + (layout.pp if in_rounds else 1)
     if accumulation <= extended:

@@ -62,6 +62,7 @@ class LiveBytes:
         storage = tensor.untyped_storage()
         if storage._cdata in self._storages:
             return
+        # The address of the storage's C++ object: Python may have several wrappers of one storage.
         key = storage._cdata
         self._storages[key] = (weakref.ref(storage, lambda _: self._forget(key)), 0, category)
         self._set(key, storage.nbytes(), category)
@@ -257,6 +258,7 @@ class Recorder(TorchDispatchMode):
             category = "other"
         if namespace == "fsdp":
             category = "communication"
+        # Arguments too: tensors from before the recorder was entered count from the first operator that reads them.
         for tensor in [*results, *arguments]:
             if _device_of(tensor) == self._device:
                 self.live.add(tensor, category)
@@ -290,6 +292,7 @@ class Recorder(TorchDispatchMode):
         written = [*results, *written_arguments(func, args, kwargs)]
         name = func.overloadpacket.__name__
         phase = self.phase
+        # Below, `recomputed`: checkpointing runs the forward pass again inside the backward pass, with gradients on.
         stage, micro = self.current_pass
         assert self.events is not None
         self.events.append(
