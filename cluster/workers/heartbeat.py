@@ -220,7 +220,8 @@ class HeartbeatServer:
                     _send(connection.socket, {"port": self._port})
             if connection.token != self._token:
                 return False
-            before, now = self._status[connection.rank], time.monotonic()
+            before = self._status[connection.rank]
+            now = time.monotonic()
             if before.state == "running":
                 # The longest gap, which fades: limits on silence follow what this gang and machine did lately.
                 self._gap = max(now - before.last_heartbeat, self._gap * GAP_DECAY)

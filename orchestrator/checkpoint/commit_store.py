@@ -70,7 +70,8 @@ def checksummed_ranges(commit: CommitManifest) -> tuple[list[str], dict[str, Ite
         yield 0, entry.header_bytes, entry.header, "the header"
         for row in rows.tolist():
             number = int(np.searchsorted(first, row, side="right")) - 1
-            table, mine = tables[number], row - int(first[number])
+            table = tables[number]
+            mine = row - int(first[number])
             chunk = table.chunk(mine)
             name = table.kinds[int(table.columns[0, mine])][0]
             end = chunk.offset + int(table.bytes_of[mine])
@@ -322,7 +323,8 @@ class Store:
 
     def _is_from_earlier_attempt(self, commit: CommitManifest) -> bool:
         """Whether the published commit of this step belongs to an earlier attempt of the run."""
-        published, ours = self.manifest(commit.step).meta.get("attempt"), commit.meta.get("attempt")
+        published = self.manifest(commit.step).meta.get("attempt")
+        ours = commit.meta.get("attempt")
         return published is not None and ours is not None and published < ours
 
     # -- reading

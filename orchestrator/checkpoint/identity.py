@@ -375,9 +375,11 @@ def _without_locations(identity: Mapping[str, Any]) -> dict[str, Any]:
 
     The digest of the token shards still proves that the tokens are the same.
     """
-    workload, data = identity["workload"], identity["data"]
+    workload = identity["workload"]
+    data = identity["data"]
     begins = workload["init_from"] and base_name(workload["init_from"])
-    model, tokenizer = workload["model"], data["tokenizer"]
+    model = workload["model"]
+    tokenizer = data["tokenizer"]
     if model.startswith("hf:"):
         model = f"hf:{base_name(model[3:])}"
     if isinstance(tokenizer, str):

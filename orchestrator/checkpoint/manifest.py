@@ -133,7 +133,8 @@ class CommitManifest:
         ranges = []
         for table, entry in zip(self.tables, self.document.get("tables", ()), strict=False):
             if "offset" in entry:
-                low, label = entry["offset"], f"the table of {table.kinds[0][0]} to {table.kinds[-1][0]}"
+                low = entry["offset"]
+                label = f"the table of {table.kinds[0][0]} to {table.kinds[-1][0]}"
                 ranges.append((low, low + entry["bytes"], bytes.fromhex(entry["sum"]), label))
         return ranges
 

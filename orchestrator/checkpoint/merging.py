@@ -49,7 +49,8 @@ def merge_records(
     """
     other_meta = dict(meta)
     try:
-        position, receipt = int(other_meta.pop("position")), str(other_meta.pop("receipt"))
+        position = int(other_meta.pop("position"))
+        receipt = str(other_meta.pop("receipt"))
         other_meta = json.loads(json.dumps(other_meta))
     except (KeyError, TypeError, ValueError) as error:
         raise InputError(
@@ -68,7 +69,8 @@ def merge_records(
     except UNUSABLE as error:
         problem = f"the record of a writer is damaged ({type(error).__name__}): {error}"
         raise InputError(problem, where, "save again") from None
-    tables, index = [], []
+    tables = []
+    index = []
     offset = 0
     for mine, numbers_of_table, sums_of_table in _tables(kinds, columns, sums, blocks):
         table_content = (numbers_of_table, sums_of_table)
@@ -198,7 +200,8 @@ def _tables(
     for after in range(1, len(kinds) + 1):
         if after < len(kinds) and edges[after] - edges[first] < TABLE_CHUNKS:
             continue
-        low, high = edges[first], edges[after]
+        low = edges[first]
+        high = edges[after]
         mine = kinds[first:after]
         its = max(len(shape) for _, _, shape in mine)
         rows = [*range(FIXED + its), *range(FIXED + dimensions, FIXED + dimensions + its)]

@@ -218,7 +218,8 @@ def _block_ranges(
         starts = [at + i * stride for at in starts for i in range(n)]
     low = high = first * item // block
     for at in starts:
-        begin, end = at * item // block, (at * item + run - 1) // block + 1
+        begin = at * item // block
+        end = (at * item + run - 1) // block + 1
         if begin > high:
             yield low, high
             low = begin

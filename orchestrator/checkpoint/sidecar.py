@@ -83,7 +83,8 @@ class Generations:
 
     def memory(self, request: dict[str, Any]) -> memoryview:
         """Return the bytes of a request."""
-        generation, size = request["generation"], request["bytes"]
+        generation = request["generation"]
+        size = request["bytes"]
         with self._lock:
             if generation not in self._mapped or len(self._mapped[generation]) != size:
                 file = self._files[generation][0]

@@ -279,7 +279,9 @@ class SnapshotServer:
 
     def _keep(self, connection: socket.socket, request: dict[str, Any]) -> dict[str, Any]:
         """Receive a part: its note and its bytes. Free what it replaces: parts of before `complete` but `spared`."""
-        step, name, attempt = request["step"], request["name"], request["attempt"]
+        step = request["step"]
+        name = request["name"]
+        attempt = request["attempt"]
         note = bytearray(request["note"])
         size = request["size"] - request["note"]
         with self._changed:
@@ -364,7 +366,8 @@ class SnapshotServer:
                 yield (step, name), part
 
     def _read(self, request: dict[str, Any]) -> tuple[Any, ...]:
-        step, name = request["step"], request["name"]
+        step = request["step"]
+        name = request["name"]
         with self._changed:
             restored, _, index_name, index = self._manifest
             if (step, name) == (restored, index_name):

@@ -101,9 +101,11 @@ class Part:
         if blocks == 1:
             return self
         if index == 0:
-            columns, missing = slice(0, self.width - self.before), (self.before, 0)
+            columns = slice(0, self.width - self.before)
+            missing = (self.before, 0)
         else:
-            columns, missing = slice(self.length - (self.width - self.after), self.length), (0, self.after)
+            columns = slice(self.length - (self.width - self.after), self.length)
+            missing = (0, self.after)
         block = index % blocks
         return dataclasses.replace(
             self,
@@ -131,8 +133,10 @@ def parts_of(shard: ParameterShard) -> list[Part]:
     width = min(BLOCK, row_length)
     for box in shard.boxes:
         length = box.extent[-1]
-        start, stop = box.start[-1], box.start[-1] + length
-        first, last = start // BLOCK, -(-stop // BLOCK)
+        start = box.start[-1]
+        stop = box.start[-1] + length
+        first = start // BLOCK
+        last = -(-stop // BLOCK)
         blocks = last - first
         before = start - first * BLOCK
         # A block is cut if the box begins within it, or ends within it before the row does.

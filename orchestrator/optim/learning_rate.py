@@ -30,8 +30,10 @@ def learning_rate(spec: OptimizerSpec, step: int, steps: int, begin: int = 0) ->
         steps: number of all updates of the run.
         begin: the update at which the schedule begins.
     """
-    warmup, decay = in_steps(spec.warmup, steps), in_steps(spec.decay, steps)
-    step, steps = step - begin, steps - begin
+    warmup = in_steps(spec.warmup, steps)
+    decay = in_steps(spec.decay, steps)
+    step = step - begin
+    steps = steps - begin
     if step < warmup:
         # Never zero: the first update would change nothing and still count.
         return spec.lr * (step + 1) / warmup

@@ -121,9 +121,11 @@ def collectives(device: torch.device, seed: int) -> list[str]:
         device: this rank's device.
         seed: of the numbers.
     """
-    rank, world = dist.get_rank(), dist.get_world_size()
+    rank = dist.get_rank()
+    world = dist.get_world_size()
     parts = [_numbers(seed, source) for source in range(world)]
-    mine, total = parts[rank].to(device), sum(parts[1:], parts[0])
+    mine = parts[rank].to(device)
+    total = sum(parts[1:], parts[0])
     slices = [part.chunk(world)[rank] for part in parts]
 
     def checks() -> Iterator[tuple[str, Tensor, Tensor]]:

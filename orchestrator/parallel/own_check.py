@@ -76,7 +76,8 @@ def check_sharding(
         continues: whether the ranks also continue texts by the method `logits` of an own model, which must not change
             either.
     """
-    where, group = f"{workload.name}: cut over {ways} ranks by {by}", _Threads(ways)
+    where = f"{workload.name}: cut over {ways} ranks by {by}"
+    group = _Threads(ways)
     expected = _undivided_result(workload, model, batch)
     styles = workload.sharding()
     results: list[tuple[Tensor, dict[str, Tensor]]] = []
@@ -149,7 +150,8 @@ def check_layers(workload: Workload, model: nn.Module, batch: Batch) -> None:
         model: its undivided module.
         batch: a few samples.
     """
-    where, expected = f"{workload.name}: cut between its layers", _undivided_result(workload, model, batch)
+    where = f"{workload.name}: cut between its layers"
+    expected = _undivided_result(workload, model, batch)
     try:
         loss, gradients = _by_layers(workload, model, batch)
     except Exception as error:  # classes of transformers raise any kind of error

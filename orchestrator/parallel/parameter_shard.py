@@ -134,7 +134,8 @@ def boxes_of(cut: Cut, begin: int, end: int) -> tuple[Box, ...]:
             return
         # `first` is the first row that begins within the range, `last` the row in which the range ends.
         row_size = math.prod(sizes[1:])
-        first, last = -(-low // row_size), high // row_size
+        first = -(-low // row_size)
+        last = high // row_size
         if first > last:  # within one row
             walk((*prefix, last), sizes[1:], low - last * row_size, high - last * row_size)
             return

@@ -95,7 +95,8 @@ def cut_of(
     """
     module, _, leaf = name.rpartition(".")
     style = style_of(styles, module)
-    start, extent = [0] * len(shape), list(shape)
+    start = [0] * len(shape)
+    extent = list(shape)
     whole_in_parts = style == "heads"
 
     def take(dim: int, index: int, ways: int) -> None:

@@ -459,7 +459,8 @@ class Pipeline:
         return dist.P2POp(how, tensor, peer, self._mesh.pp.handle)
 
     def _forward_of(self, forward: Callable[..., Any], number: int) -> Callable[..., Any]:
-        first, last = number == 0, number == self._layout.stages - 1
+        first = number == 0
+        last = number == self._layout.stages - 1
 
         def run(*received: Tensor) -> Tensor | tuple[Tensor, ...]:
             batch = next(self._remaining[number])

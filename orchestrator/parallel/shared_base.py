@@ -65,10 +65,8 @@ def share(key: str, shapes: Sequence[torch.Size], fill: Fill, wait: float = WAIT
             owners = _owners(file)
             result = next((fd for owner in owners if (fd := _opened(owner, name, size)) is not None), None)
             if result is None:
-                result, owners = (
-                    _filled(name, size, lambda memory: fill(_tensors(memory, shapes, starts))),
-                    [],
-                )
+                result = _filled(name, size, lambda memory: fill(_tensors(memory, shapes, starts)))
+                owners = []
             _write(file, [*owners, (os.getpid(), result)])
     except (
         OSError,

@@ -44,7 +44,8 @@ def apply_tensor(model: nn.Module, styles: Mapping[str, str], tp: ProcessGroup, 
     entered: set[str] = set()
     for name, module in list(model.named_modules()):
         parent, _, leaf = name.rpartition(".")
-        style, sliced = style_of(styles, name), sequence and is_sliced(name)
+        style = style_of(styles, name)
+        sliced = sequence and is_sliced(name)
         if style == "row" and isinstance(module, LoraLinear):
             sum_rows(module, tp, sliced)
         elif style == "row" and isinstance(module, nn.Linear):

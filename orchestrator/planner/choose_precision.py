@@ -140,6 +140,7 @@ def _has_bf16(resources: ResourceSpec, machine: Machine) -> bool:
 
 def _plan_text(plan: Plan) -> str:
     if not plan.fits:
-        needed, available = plan.chosen.memory / 2**30, plan.machine.memory * MEMORY_SHARE / 2**30
+        needed = plan.chosen.memory / 2**30
+        available = plan.machine.memory * MEMORY_SHARE / 2**30
         return f"needs {needed:.2f} GiB per rank, but a worker offers {available:.2f} GiB"
     return f"{plan.chosen.seconds:.3g} s per step"

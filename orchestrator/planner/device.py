@@ -198,7 +198,8 @@ class Machine:
 
 @lru_cache(maxsize=64)
 def _crowded(machine: Machine, per_node: int) -> Machine:
-    bandwidth, launch = machine.memory_bandwidth / machine.crowding, machine.launch * machine.crowding
+    bandwidth = machine.memory_bandwidth / machine.crowding
+    launch = machine.launch * machine.crowding
     return replace(machine, memory_bandwidth=bandwidth, launch=launch, crowding=1.0, per_node=per_node)
 
 

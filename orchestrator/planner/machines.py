@@ -151,7 +151,8 @@ def probe(cpu: float) -> float:
 
     a = np.ones((256, 256), np.float32)
     with threadpool_limits(1):
-        fastest, end = float("inf"), time.perf_counter() + PROBE_SECONDS
+        fastest = float("inf")
+        end = time.perf_counter() + PROBE_SECONDS
         while fastest == float("inf") or time.perf_counter() < end:  # at least once, even on a busy machine
             start = time.thread_time()
             a @ a

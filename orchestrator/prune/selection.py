@@ -108,10 +108,8 @@ def _lowest_true(low: Tensor, high: Tensor, reached: Callable[[Tensor], Tensor])
         # int64: the sum of two int32 bounds overflows int32. Floor, since bounds may be negative.
         middle = torch.div(low + high, 2, rounding_mode="floor")
         enough = reached(middle)
-        low, high = (
-            torch.where(enough, low, torch.minimum(middle + 1, high)),
-            torch.where(enough, middle, high),
-        )
+        low = torch.where(enough, low, torch.minimum(middle + 1, high))
+        high = torch.where(enough, middle, high)
     return low
 
 

@@ -20,7 +20,8 @@ def shares(samples: int, micro_batch: int, global_batch: int, ranks: int, rank: 
         ranks: that divide the samples: the data axis.
         rank: index on it.
     """
-    micro_batches, max_per_pass = -(-samples // micro_batch), global_batch // (micro_batch * ranks)
+    micro_batches = -(-samples // micro_batch)
+    max_per_pass = global_batch // (micro_batch * ranks)
     result = []
     for first in range(0, micro_batches, max_per_pass * ranks):
         # Rounded up, and equal on all ranks: each micro-batch is a round of collectives, in which every rank takes

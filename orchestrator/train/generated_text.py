@@ -64,7 +64,8 @@ class Sampler:
         Returns:
             {"prompt", "text"} of each prompt; None if a stop ended it early.
         """
-        count, rank = len(self.prompts.rows), self.layout.coordinate(self.context.rank_info.rank)["dp"]
+        count = len(self.prompts.rows)
+        rank = self.layout.coordinate(self.context.rank_info.rank)["dp"]
         passes = shares(count, self.layout.micro_batch, self.global_batch, self.layout.dp, rank)
         answers: list[list[int]] = [[] for _ in range(count)]
         unfinished, ends = set(range(count)), self.prompts.generation.ends

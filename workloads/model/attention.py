@@ -206,7 +206,8 @@ class Attention(nn.Module):
 
     def __init__(self, config: TransformerConfig, cross: bool = False) -> None:
         super().__init__()
-        width, keys = config.heads * config.head_dim, config.kv_heads * config.head_dim
+        width = config.heads * config.head_dim
+        keys = config.kv_heads * config.head_dim
         self.cross, self.head_dim = cross, config.head_dim
         self.query = nn.Linear(config.hidden, width, bias=config.attention_bias)
         self.key = nn.Linear(config.hidden, keys, bias=config.attention_bias)
@@ -245,11 +246,13 @@ class Attention(nn.Module):
         query = self._heads(query)
         key, value = self._of_memory(context) if self.cross else self._of(hidden)
         if self.query_norm is not None and self.key_norm is not None and not self.norms_whole:
-            query, key = self.query_norm(query), self.key_norm(key)
+            query = self.query_norm(query)
+            key = self.key_norm(key)
         if context.rotary is not None and not self.cross:
             # Rotated before the cache stores them: a key's angle depends on its own position alone, and is computed
             # once.
-            query, key = rotate(query, context.rotary), rotate(key, context.rotary)
+            query = rotate(query, context.rotary)
+            key = rotate(key, context.rotary)
         if not self.cross:
             key, value = context.with_read(key, value)
         if self.prefix is not None:
@@ -267,7 +270,8 @@ class Attention(nn.Module):
         return self.output(mixed.transpose(1, 2).flatten(2))
 
     def _of(self, source: Tensor) -> tuple[Tensor, Tensor]:
-        key, value = self.key(source), self.value(source)
+        key = self.key(source)
+        value = self.value(source)
         if self.norms_whole and self.key_norm is not None:
             key = self.key_norm(key)
         return self._heads(key), self._heads(value)
@@ -278,7 +282,8 @@ class Attention(nn.Module):
         if self.relative is not None:
             query, scores = self.relative(query, self._heads(self.distance(vectors)), between)
             return query, scores * self.scale
-        of_queries, of_keys = self._heads(self.query(vectors)), self._heads(self.key(vectors))
+        of_queries = self._heads(self.query(vectors))
+        of_keys = self._heads(self.key(vectors))
         return query, disentangled.scores(query, key, of_queries, of_keys, between.numbers) * self.scale
 
     def _of_memory(self, context: Context) -> tuple[Tensor, Tensor]:

@@ -50,10 +50,12 @@ class ChunkedLoss:
         hidden [.., size], weight [vocabulary, size], bias [vocabulary], labels int64 [..]. All results are fp32
         scalars.
         """
-        hidden, labels = hidden.flatten(0, -2), labels.flatten()
+        hidden = hidden.flatten(0, -2)
+        labels = labels.flatten()
         if self.leaves_out:
             has_label = labels != IGNORED
-            hidden, labels = hidden[has_label], labels[has_label]
+            hidden = hidden[has_label]
+            labels = labels[has_label]
         results: tuple[Tensor, ...] = _Chunked.apply(
             hidden, weight, bias, labels, _Pass(self, torch.is_grad_enabled())
         )

@@ -147,7 +147,8 @@ def _attention(config: TransformerConfig) -> int:
     hidden, bias = config.hidden, config.attention_bias
     if config.latent:
         return _latent(config)
-    width, keys = config.heads * config.head_dim, config.kv_heads * config.head_dim
+    width = config.heads * config.head_dim
+    keys = config.kv_heads * config.head_dim
     total = _linear(hidden, width, bias) + 2 * _linear(hidden, keys, bias)
     total += _linear(width, hidden, config.output_bias)
     total += config.heads if config.sinks else 0

@@ -25,7 +25,8 @@ def stacked(base: Collection[str], model: Collection[str], where: str) -> Mappin
         model: names of the model's tensors.
         where: the base, for the message.
     """
-    theirs, ours = _layers(base), _layers(model)
+    theirs = _layers(base)
+    ours = _layers(model)
     for stack, count in ours.items():
         if stack in theirs and (count % theirs[stack] or count == theirs[stack]):
             raise WorkloadError(

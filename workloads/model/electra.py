@@ -69,7 +69,8 @@ class Electra(nn.Module):
             batch: see above.
             in_chunks: ignored.
         """
-        tokens, corrupted = batch["tokens"], batch["targets"].clone()
+        tokens = batch["tokens"]
+        corrupted = batch["targets"].clone()
         masked = batch["labels"] != IGNORED
         logits = self.guess(batch, masked)
         # Detached: the discriminator's loss does not reach the generator through a sample (Clark et al., 2020, section
@@ -94,8 +95,10 @@ class Electra(nn.Module):
 
     def _through(self, trunk: Trunk, batch: Batch, stack: int) -> Tensor:
         length = batch["tokens"].shape[1]
-        keys, samples = token_keys(self, batch, length, stack), sample_keys(self, batch, stack)
-        positions, vectors = batch_positions(self.config, batch), self.tokens(batch["tokens"])
+        keys = token_keys(self, batch, length, stack)
+        samples = sample_keys(self, batch, stack)
+        positions = batch_positions(self.config, batch)
+        vectors = self.tokens(batch["tokens"])
         vectors = self.embeddings(vectors, positions, batch.get("token_types"), keys)
         return trunk(vectors, Context(self_mask(self.config, batch, length), keys=keys, samples=samples))
 

@@ -166,7 +166,8 @@ def _continue(
     tokens, real = padded(begun, device)
     positions = torch.arange(tokens.shape[1], device=device).expand_as(tokens)
     # [B, 1]: position of each row's last token. Prompts end at different positions, so every row counts its own.
-    at, going = real.sum(1, keepdim=True) - 1, [room > 0 for room in rooms]
+    at = real.sum(1, keepdim=True) - 1
+    going = [room > 0 for room in rooms]
     while any(going):
         rows = zip(begun, generated, strict=True) if any(changes) else ()
         read = [[*first, *row] for first, row in rows]
@@ -220,7 +221,8 @@ def choose(
     # Stable: of equal logits the smaller id comes first on every device, so that the same number draws the same token.
     scores, order = (logits.double() / sampling.temperature).sort(dim=-1, descending=True, stable=True)
     if sampling.top_k:
-        scores, order = scores[:, : sampling.top_k], order[:, : sampling.top_k]
+        scores = scores[:, : sampling.top_k]
+        order = order[:, : sampling.top_k]
     shares = scores.softmax(-1)
     # The probability of all more probable tokens. A token stays if this does not reach top_p without it.
     in_nucleus = shares.cumsum(-1) - shares < sampling.top_p

@@ -74,7 +74,8 @@ class Drawn:
             for number, size, length, requested in zip(tile, sizes, self.shape, part, strict=True):
                 first = number * size
                 shape.append(min(size, length - first))
-                start, stop = max(first, requested.start), min(first + shape[-1], requested.stop)
+                start = max(first, requested.start)
+                stop = min(first + shape[-1], requested.stop)
                 in_tile.append(slice(start - first, stop - first))
                 in_result.append(slice(start - requested.start, stop - requested.start))
             values = normal(self.seed, f"{self.name}#{','.join(map(str, tile))}", shape, self.beyond)

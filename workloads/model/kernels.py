@@ -94,7 +94,8 @@ def attend(
         )
     # Only with a mask: without one the flash kernel reads grouped keys directly.
     if allowed is not None and query.is_cuda:
-        key, value = _for_each_query(query, key), _for_each_query(query, value)
+        key = _for_each_query(query, key)
+        value = _for_each_query(query, value)
     if _is_causal_bias(allowed) and torch.is_autocast_enabled(query.device.type):
         dtype = torch.get_autocast_dtype(
             query.device.type
@@ -147,7 +148,8 @@ def attend_unfused(
         dropped: maps probabilities [B, heads, L, M] to those after dropout.
     """
     _note(lambda: UNFUSED)
-    key, value = _for_each_query(query, key), _for_each_query(query, value)
+    key = _for_each_query(query, key)
+    value = _for_each_query(query, value)
     scores = query @ key.transpose(-2, -1) * scale
     # Before the mask: tanh would turn -inf into a finite score.
     scores = capped(scores, cap) if cap else scores
@@ -315,7 +317,8 @@ def _attend_with_sinks(
     Queries get one more element, the head's sink. All keys have 0 there, and the added key has 1, so its score is the
     sink. The width grows by eight elements instead of one, because kernels need this alignment.
     """
-    size, length = value.shape[-1], query.shape[2]
+    size = value.shape[-1]
+    length = query.shape[2]
     # Divided by the scale, because the kernel multiplies all scores with it.
     scores = F.pad((sinks / scale).to(query.dtype)[:, None, None], (0, SINK_WIDTH - 1))
     query = torch.cat((query, scores.expand(*query.shape[:3], -1)), -1)

@@ -82,7 +82,8 @@ def joined(config: TransformerConfig) -> Callable[[Tensor, Tensor], Tensor]:
         return lambda gate, up: act(gate) * up
 
     def clamped(gate: Tensor, up: Tensor) -> Tensor:
-        gate, up = gate.clamp(max=limit), up.clamp(-limit, limit)
+        gate = gate.clamp(max=limit)
+        up = up.clamp(-limit, limit)
         return (up + 1) * (gate * torch.sigmoid(alpha * gate))
 
     return clamped

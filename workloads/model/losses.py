@@ -143,7 +143,8 @@ def _sequence(logits: Tensor, labels: Tensor, weights: Tensor | None = None) -> 
     total, weight = _weighed(logits, labels, weights)
     likeliest = logits.detach().argmax(-1)
     correct = ((likeliest == labels) & predicted).sum().float()
-    count, each = predicted.sum().float(), torch.stack([likeliest, labels], 1)
+    count = predicted.sum().float()
+    each = torch.stack([likeliest, labels], 1)
     return Loss(total, weight, sums={"accuracy": (correct, count)}, correct=correct, each=each)
 
 
@@ -219,7 +220,8 @@ def _with_routers(summed: Loss, output: Output) -> Loss:
 def _electra(output: ElectraOutput, batch: Batch, of_tokens: TokenLoss) -> Loss:
     generator = of_tokens(output.generator, batch["labels"])
     real = batch.get("padding", torch.ones_like(output.replaced))
-    logits, replaced = output.discriminator.float()[real], output.replaced[real]
+    logits = output.discriminator.float()[real]
+    replaced = output.replaced[real]
     # Also a mean over the micro-batch: every real token has a target here, not only the masked ones (ELECTRA, section
     # 2).
     discriminator = F.binary_cross_entropy_with_logits(logits, replaced.float())

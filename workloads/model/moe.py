@@ -241,7 +241,8 @@ class MixtureOfExperts(nn.Module):
             real: bool [B, L]; None without padding.
         """
         routes = self.router(hidden, real)
-        flat, experts = hidden.flatten(0, 1), routes.experts.flatten()
+        flat = hidden.flatten(0, 1)
+        experts = routes.experts.flatten()
         # Stable: equal experts keep the order of tokens, so the products have the same rows in the same order in every
         # run.
         order = experts.argsort(stable=True)
@@ -316,7 +317,8 @@ def grouped_linear(rows: Tensor, weight: Tensor, counts: Tensor, sizes: list[int
         sizes: the counts as a list if they are known; each expert then has a product of its own.
     """
     if torch.is_autocast_enabled(rows.device.type):
-        rows, weight = rows.to(torch.get_autocast_dtype(rows.device.type)), cast(weight)
+        rows = rows.to(torch.get_autocast_dtype(rows.device.type))
+        weight = cast(weight)
     aligned = all(size * weight.element_size() % 16 == 0 for size in weight.shape[1:])
     # torch 2.13 compiles the grouped kernel in bf16 only.
     usable = (torch.bfloat16,) if torch.compiler.is_compiling() else KERNEL

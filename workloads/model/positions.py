@@ -82,10 +82,13 @@ def _yarn(frequencies: Tensor, scaling: RopeScaling, config: TransformerConfig) 
         wave = scaling.original_positions / (turns * 2 * math.pi)
         return dim * math.log(wave) / (2 * math.log(config.rope_theta))
 
-    low, high = index(scaling.beta_fast), index(scaling.beta_slow)
+    low = index(scaling.beta_fast)
+    high = index(scaling.beta_slow)
     if scaling.truncate:
-        low, high = math.floor(low), math.ceil(high)
-    low, high = max(low, 0), min(high, dim - 1)
+        low = math.floor(low)
+        high = math.ceil(high)
+    low = max(low, 0)
+    high = min(high, dim - 1)
     steps = torch.arange(dim // 2, device=frequencies.device, dtype=torch.float32)
     ramp = ((steps - low) / ((high - low) or 0.001)).clamp(0, 1)
     return ramp * frequencies / scaling.factor + (1 - ramp) * frequencies

@@ -156,7 +156,8 @@ def _scored(workload: Workload, model: nn.Module, texts: Sequence[_Text], even: 
 
 def _score(logits: Tensor, text: _Text) -> Score:
     """Return the score from the logits [L, vocabulary] of one text, which may be padded at its end."""
-    first, count = len(text.inputs) - len(text.targets), len(text.targets)
+    first = len(text.inputs) - len(text.targets)
+    count = len(text.targets)
     shares = logits[first : first + count].float().log_softmax(-1)
     targets = torch.tensor(text.targets, device=logits.device)
     # The log-softmax is in fp32, the sum over thousands of tokens in fp64.

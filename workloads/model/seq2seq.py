@@ -154,7 +154,8 @@ class EncoderDecoder(nn.Module):
         if steps is None:
             steps = torch.arange(targets.shape[1], device=targets.device).unsqueeze(0)
         mask = Mask(causal=True) if cache is None else read_mask(self.config, steps, cache)
-        keys, samples = token_keys(self, batch, targets.shape[1], 1), sample_keys(self, batch, 1)
+        keys = token_keys(self, batch, targets.shape[1], 1)
+        samples = sample_keys(self, batch, 1)
         if hidden is None:
             assert self.tokens is not None
             hidden = self.decoder.embed(self.tokens(targets), steps, keys)
@@ -184,12 +185,14 @@ class EncoderDecoder(nn.Module):
         self, encoder: Stack, batch: Batch, hidden: Tensor | None, extra: Tensor | None
     ) -> tuple[Tensor, Tensor | None]:
         length = batch["tokens"].shape[1]
-        positions, keys = batch_positions(self.config, batch), token_keys(self, batch, length)
+        positions = batch_positions(self.config, batch)
+        keys = token_keys(self, batch, length)
         if hidden is None:
             assert self.tokens is not None
             hidden = encoder.embed(self.tokens(batch["tokens"]), positions, keys)
         mask = self_mask(self.config, batch, length)
-        real, samples = batch.get(REAL, batch.get("padding")), sample_keys(self, batch)
+        real = batch.get(REAL, batch.get("padding"))
+        samples = sample_keys(self, batch)
         return encoder(hidden, mask, positions, extra, keys, real=real, samples=samples)
 
     def keep(self, start: int, stop: int, *, first: bool, last: bool) -> None:

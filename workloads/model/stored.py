@@ -69,7 +69,8 @@ class ExtendedTable:
 
     def __getitem__(self, part: Part) -> Tensor:
         """See `StoredTensor`."""
-        rows, rest = part[0], part[1:]
+        rows = part[0]
+        rest = part[1:]
         have = self.stored.shape[0]
         pieces = []
         if rows.start < have:

@@ -68,7 +68,8 @@ class Layer(nn.Module):
         self.post, self.dropout = config.norm_position == "post", config.dropout
         self.layer_drop = config.layer_drop
         self.full = bool(config.full_every) and (index + 1) % config.full_every == 0
-        before, after = config.norm_position != "branch", config.norm_position in ("both", "branch")
+        before = config.norm_position != "branch"
+        after = config.norm_position in ("both", "branch")
         self.attention_norm = norm(config) if before else None
         self.attention_out_norm = norm(config) if after else None
         self.attention: nn.Module = (
@@ -295,7 +296,8 @@ class Transformer(nn.Module):
             bias = relative_scores(self.relative_bias, mask, length, cache, batch.get("positions"))
         if self.prefix_length:
             mask = mask.behind(self.prefix_length, length, batch["tokens"].device)
-        keys, real = token_keys(self, batch, before + length), batch.get(REAL, batch.get("padding"))
+        keys = token_keys(self, batch, before + length)
+        real = batch.get(REAL, batch.get("padding"))
         real = F.pad(real, (before, 0), value=True) if real is not None and before else real
         samples = sample_keys(self, batch)
         masks = Context(mask, table, bias, full_mask=full, full_rotary=far)
@@ -312,12 +314,14 @@ class Transformer(nn.Module):
     def _headed(self, output: Output, batch: Batch, in_chunks: ChunkedLoss | None) -> Output:
         hidden = output.hidden
         if isinstance(self.head, VocabularyProjection | MaskedHead):
-            tokens, labels = None if self.tokens is None else self.tokens.weight, batch.get("labels")
+            tokens = None if self.tokens is None else self.tokens.weight
+            labels = batch.get("labels")
             if labels is not None and self.config.architecture == "encoder":
                 # [predicted, hidden]: BERT predicts 15 % of the tokens, and the projection to the vocabulary skips the
                 # others.
                 predicted = labels != IGNORED
-                hidden, labels = hidden[predicted], labels[predicted]
+                hidden = hidden[predicted]
+                labels = labels[predicted]
             if in_chunks is not None:
                 return output._replace(sums=self.head(hidden, tokens, labels, in_chunks))
             return output._replace(logits=self.head(hidden, tokens))

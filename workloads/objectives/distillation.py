@@ -178,7 +178,8 @@ def _of_few(teacher: Tensor, student: Tensor, kind: Divergence) -> tuple[Tensor,
     """Return the divergence of each row, [n], and its derivatives by the student's probabilities, [n, m] up to a
     constant of the row, from log-probabilities [n, m].
     """
-    p, q = teacher.exp(), student.exp()
+    p = teacher.exp()
+    q = student.exp()
     apart = teacher - student
     if kind == "forward":
         # dKL(p || q) / dq = -p / q.

@@ -329,7 +329,8 @@ def ends(shape: ModelShape, machine: Machine, program: Program, part: tuple[int,
         2.0 * embedding_seconds,
         sent_forward=group.all_reduce(tokens * shape.hidden * width),
     )
-    rows, inner = shape.head_share * tokens, shape.embedding or shape.hidden
+    rows = shape.head_share * tokens
+    inner = shape.embedding or shape.hidden
     head = Times()
     if rows:
         logits = machine.elements(rows * columns * LOGIT_BYTES)
@@ -344,7 +345,8 @@ def ends(shape: ModelShape, machine: Machine, program: Program, part: tuple[int,
             backward_sum += machine.collective_delay(inputs + weights)
         head = Times(forward, inputs, weights, sent_forward=sums, sent_backward=backward_sum)
     if program.reference:
-        embedding, head = embedding.with_reference(), head.with_reference()
+        embedding = embedding.with_reference()
+        head = head.with_reference()
     head = head.all_forward() if shape.chunked_head else head
     teacher = shape.running_teacher
     if teacher is None:

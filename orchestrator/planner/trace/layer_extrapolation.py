@@ -86,9 +86,11 @@ def extrapolated_depth(shallow: StepTrace, deeper: StepTrace, factor: float) -> 
         factor: how many times the difference of the two is added to `shallow`.
     """
 
-    candidates, deeper_passes = [], _passes(deeper)
+    candidates = []
+    deeper_passes = _passes(deeper)
     for pass_, peaks in _passes(shallow).items():
-        deeper_peaks, half = deeper_passes.get(pass_, []), (len(peaks) + 1) // 2
+        deeper_peaks = deeper_passes.get(pass_, [])
+        half = (len(peaks) + 1) // 2
         # A pass peaks near its beginning or its end. Each half is extrapolated from its own peak, because growth per
         # layer may differ between them.
         if len(deeper_peaks) >= half:
@@ -145,7 +147,8 @@ def with_held_batches(trace: StepTrace, count: int) -> StepTrace:
         count: number of additional micro-batches.
     """
     memory, size = trace.memory, count * trace.batch_bytes
-    at_peak, steady = dict(memory.at_peak), dict(memory.steady)
+    at_peak = dict(memory.at_peak)
+    steady = dict(memory.steady)
     at_peak["other"] += size
     steady["other"] += size
     return dataclasses.replace(

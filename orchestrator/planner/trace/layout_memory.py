@@ -73,7 +73,8 @@ class TracedMemory:
             bytes_of: what to return of a trace.
         """
         by_index = {self.layout.coordinate(trace.rank)["pp"]: bytes_of(trace) for trace in self.traces}
-        indices, result = sorted(by_index), []
+        indices = sorted(by_index)
+        result = []
         for index, predicted in enumerate(formula):
             # The first and the last index are always traced (`ranks_of`), so every index has traced ones on both sides.
             low = max(traced for traced in indices if traced <= index)
@@ -470,7 +471,8 @@ def _smallest_plan(
 
 def _too_large(plan: Plan, traced: TracedMemory, on_cpu: bool) -> Verdict:
     """Return the verdict on a layout that does not fit by its trace, or could not be traced."""
-    needed, available = traced.needed(plan.chosen.memory, on_cpu), offered(plan.machine, on_cpu)
+    needed = traced.needed(plan.chosen.memory, on_cpu)
+    available = offered(plan.machine, on_cpu)
     if needed <= available:
         return Verdict(
             f"other layouts do not fit by their traces, but this one has no trace: {traced.reasons[0]}", 1.0

@@ -46,7 +46,8 @@ def flops_of(func: Any, name: str, args: Sequence[Any], kwargs: dict[str, Any], 
     if "attention" in name:
         return _attention(name, args, kwargs)
     if name == "_grouped_mm":
-        rows, weight = args[0], args[1]
+        rows = args[0]
+        weight = args[1]
         # Rows [R, in] by expert and weights [experts, in, out], or for the weights' gradient [in, R] and [R, out]: both
         # have R x in x out multiply-adds, however the rows are divided.
         return 2.0 * rows.numel() * weight.shape[-1]

@@ -180,7 +180,8 @@ def _flat(zero: Any, by_name: Mapping[str, nn.Parameter]) -> Iterator[Fragment]:
             if mapping is None:  # the whole parameter belongs to another rank
                 continue
             low_precision, high_precision = mapping.lp_fragment_address, mapping.hp_fragment_address
-            name, shape = names[id(parameter)], tuple(parameter.shape)
+            name = names[id(parameter)]
+            shape = tuple(parameter.shape)
             yield _fragment(
                 name,
                 shape,

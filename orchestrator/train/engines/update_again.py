@@ -146,7 +146,9 @@ class UpdateAgain:
         states: list[dict[str, Tensor]] = []
         first = 0
         for fact in facts:
-            name, shape, slots = fact["name"], fact["shape"], self._slots(fact["name"])
+            name = fact["name"]
+            shape = fact["shape"]
+            slots = self._slots(fact["name"])
             size = math.prod(shape)
             # Copies, because a part does not begin where an allocation would.
             parts = [

@@ -170,7 +170,8 @@ def with_rollouts(document: Any) -> Any:
         return document
     if workload.get("objective") not in REWARDED:
         return document
-    train, options = document.get("train"), workload.get("options")
+    train = document.get("train")
+    options = workload.get("options")
     if isinstance(train, dict) and isinstance(options, dict) and options.get("beta"):
         document = {**document, "train": {"reference": "held", **train}}
     return document if document.get("rollout") is not None else {**document, "rollout": {}}

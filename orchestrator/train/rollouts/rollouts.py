@@ -229,7 +229,8 @@ class Rollouts:
 
     def _make(self, engine: Engine, step: int, prompts: Sequence[list[Prompt]]) -> list[Rollout]:
         """Return what all steps of a rollout train on, and ask for the answers of the next one."""
-        current, next_prompts = prompts[: self.spec.steps], prompts[self.spec.steps :]
+        current = prompts[: self.spec.steps]
+        next_prompts = prompts[self.spec.steps :]
         # Stale answers count only if they belong to these very prompts: after an instability samples are skipped, and
         # the rollout's prompts are others.
         ready = self.next.take(current)
