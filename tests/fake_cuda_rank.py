@@ -99,7 +99,7 @@ def waits_of(case: dict[str, Any]) -> dict[str, list[str]]:
         with mock.patch.object(dist, "all_reduce", wraps=dist.all_reduce) as sent:
             engine = TorchEngine(spec.engine, workload, layout, device)
         connected = {call.kwargs["group"] for call in sent.call_args_list}
-        mine = {each for ranks, each in engine.mesh._made.items() if each and layout.world - 1 in ranks}
+        mine = {each for ranks, each in engine.mesh._handles.items() if each and layout.world - 1 in ranks}
         assert connected == mine, "a communicator is left to the first message in it"
         engine.initialise(spec.seed)
         for step in range(2):

@@ -36,7 +36,7 @@ from workloads.hf.files.meaning import (
 from workloads.hf.files.weight_files import check_of_class, weights_of_model
 from workloads.hf.tables.our_names import in_our_names
 from workloads.model.config import TransformerConfig
-from workloads.model.mup import beside
+from workloads.model.mup import with_base
 from workloads.model.stored import StoredWeights
 from workloads.objectives.sampled import RULE
 from workloads.own.model import OwnModel, OwnWorkload
@@ -189,7 +189,9 @@ def load(
         made = replace(made, generation=generation)
         with in_our_names(config):
             return made if adapter is None else made.with_adapter(adapter)
-    return _workload(model, _scaled(model, beside(config, mup), built, vocabulary), built, vocabulary, begin)
+    return _workload(
+        model, _scaled(model, with_base(config, mup), built, vocabulary), built, vocabulary, begin
+    )
 
 
 def _check_noise(model: str, config: Description, embedding_noise: float) -> None:

@@ -210,9 +210,9 @@ class TransformerWorkload:
         statistics = {}
         for name, module in model.named_modules():
             if isinstance(module, MixtureOfExperts):
-                if module.seen is not None:
-                    statistics[f"{name}.router.weight"] = module.seen
-                module.seen = None
+                if module.routing_statistics is not None:
+                    statistics[f"{name}.router.weight"] = module.routing_statistics
+                module.routing_statistics = None
         return statistics
 
     def sharding(self) -> Mapping[str, str]:

@@ -22,6 +22,8 @@ def process_age() -> float:
     """Return the seconds since this process began. (psutil may be wrong by a second, like its time of the boot.)"""
     try:
         with open("/proc/self/stat") as file:
+            # Field 22, starttime, in clock ticks since boot (proc_pid_stat(5)). The name in parentheses may have
+            # spaces: the count begins behind it, at field 3.
             began = int(file.read().rpartition(")")[2].split()[19]) / os.sysconf("SC_CLK_TCK")
         return time.clock_gettime(time.CLOCK_BOOTTIME) - began
     except (OSError, AttributeError):  # not Linux

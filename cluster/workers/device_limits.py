@@ -34,7 +34,12 @@ COMPILATION = 60.0
 
 
 def limits_of(gpu: float, compiles: bool = False) -> DeviceLimits:
-    """Return the limits of a rank with `gpu` GPUs. `compiles` says whether it compiles its blocks."""
+    """Return the limits of a rank.
+
+    Args:
+        gpu: its GPUs; 0 for a rank on CPUs.
+        compiles: whether it compiles its blocks, which may hold up the first step with a new shape.
+    """
     limits = GPU if gpu else CPU
     if not compiles:
         return limits

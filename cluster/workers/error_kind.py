@@ -11,6 +11,7 @@ import re
 
 from cluster.workers.gang import Cause, ErrorKind
 
+# Specific patterns come first: "CUDA error: out of memory" matches that of a broken GPU too.
 OF_LIBRARIES: tuple[tuple[str, ErrorKind], ...] = (
     (
         r"ran out of memory|OutOfMemoryError.*CUDA|CUDA out of memory|(CUDA error|Cuda failure).*out of memory"

@@ -53,8 +53,10 @@ class Standby:
             delay: seconds to wait before `make_ready`.
         """
         self.channel, theirs = socket.socketpair()
+        # This process never initialises CUDA: a context does not survive a fork, so each child makes its own.
         self.pid = os.fork()
         if not self.pid:
+            # An inherited end that stays open here would hide from the other side that the parent has ended.
             for end in (self.channel, *inherited):
                 os.close(end.detach())
             run(lambda: _wait_for_rank(theirs, make_ready, delay))
@@ -72,6 +74,8 @@ class Standby:
                 if not channel.recv(1):
                     return False
                 channel.sendall(json.dumps(rank).encode() + b"\n")
+                # It says that it has taken the rank. Without an answer in time the caller kills it, and no rank runs
+                # twice.
                 return bool(channel.recv(1))
             except OSError:
                 return False
@@ -194,11 +198,17 @@ def main() -> None:
 
 
 def serve(control: socket.socket, lines: Iterable[str]) -> None:
-    """Serve the requests in `lines`, which are read from the socket `control`, until it is closed."""
+    """Serve requests until the socket is closed.
+
+    Args:
+        control: the socket, for answers.
+        lines: the requests, read from it.
+    """
     first = json.loads(next(iter(lines)))
     import_for_ranks(first["import"])
     starter = _Starter(control, first["import"] if first["stands_by"] else "")
-    ranks, exit_codes = starter.ranks, dict[int, int]()
+    ranks = starter.ranks
+    exit_codes: dict[int, int] = {}
     for line in lines:
         message = json.loads(line)
         answer: dict[str, Any] = {}
@@ -248,6 +258,7 @@ class _Starter:
         standby = self._standby
         if standby is not None and standby.is_ready():
             self._standby = None
+            # Before it takes the rank: whatever becomes of it is reaped with the ranks, and leaves no zombie.
             self.ranks.add(standby.pid)
             if standby.take(rank):
                 return standby.pid
@@ -276,6 +287,7 @@ def import_for_ranks(target: str) -> None:
     except Exception as error:
         print(f"importing {target} failed: {type(error).__name__}: {error}", file=sys.stderr)
     importlib.import_module("cluster.workers.rank_process")  # imported once here instead of in each rank
+    # Garbage that is frozen with the rest would never be freed.
     gc.collect()
     gc.freeze()  # keeps pages shared, because the garbage collectors of ranks leave frozen objects alone
 
@@ -293,6 +305,7 @@ def _reap(ranks: set[int], exit_codes: dict[int, int], options: int) -> None:
     for pid in list(ranks):
         if ended := os.waitid(os.P_PID, pid, options):
             ranks.discard(pid)
+            # `waitid` gives a signal's number without a sign, and says by `si_code` that it is one.
             exit_codes[pid] = ended.si_status if ended.si_code == os.CLD_EXITED else -ended.si_status
 
 

@@ -169,8 +169,9 @@ class Bundle:
 
     def suits(self, labels: Mapping[str, str]) -> bool:
         """Whether a node with these labels matches. As in Ray, a node without a label matches a `!` selector for it."""
-        for label, wanted in self.labels.items():
-            if (labels.get(label) in values_of(wanted)) == wanted.startswith("!"):
+        for label, selector in self.labels.items():
+            # A plain selector fails if the value is none of its own, one with "!" if it is.
+            if (labels.get(label) in values_of(selector)) == selector.startswith("!"):
                 return False
         return True
 

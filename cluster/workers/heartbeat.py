@@ -85,6 +85,7 @@ class HeartbeatServer:
                 RankStatus(n, node, 0, "starting", last_heartbeat=now) for n, node in enumerate(nodes)
             ]
             self._rows = []
+            # What a rank of the attempt before still sends has the old token, and is dropped.
             self._connections = {}
             self._token = secrets.token_hex(16)
             self._port = 0
@@ -93,7 +94,12 @@ class HeartbeatServer:
             return self._token
 
     def mark(self, rank: int, **fields: Any) -> None:
-        """Set fields of a rank's status that do not come from its heartbeats."""
+        """Set fields of a rank's status that do not come from its heartbeats.
+
+        Args:
+            rank: its number.
+            fields: of `RankStatus`, with their values.
+        """
         with self._lock:
             self._status[rank] = dataclasses.replace(self._status[rank], **fields)
 
@@ -109,6 +115,7 @@ class HeartbeatServer:
         """
         self._changed.wait(wait)
         self._changed.clear()
+        # Without the lock: `cause` may wait seconds for a process to end, and heartbeats go on meanwhile.
         for rank in [r for r in self._status if r.state == "dead" and not r.error]:
             end, message = cause(rank) if cause else (Cause(), "")
             self.mark(rank.rank, cause=end, error=message)
@@ -129,6 +136,7 @@ class HeartbeatServer:
         """Stop listening. Running ranks end themselves."""
         self._closed = True
         with contextlib.suppress(OSError):
+            # A connection wakes the thread, which waits in `select`.
             socket.create_connection(self._server.getsockname()[:2], 1.0).close()
 
     # -- the listening thread
@@ -137,6 +145,8 @@ class HeartbeatServer:
         connections: dict[socket.socket, _Connection] = {}
         while not self._closed:
             self._selector.select(SELECT_TIMEOUT)
+            # Taken between the two selects: what arrived before this time is seen by the second one, which does not
+            # wait.
             observed_at = time.monotonic()
             self._ping()
             for key, _ in self._selector.select(0):
@@ -210,8 +220,10 @@ class HeartbeatServer:
                     _send(connection.socket, {"port": self._port})
             if connection.token != self._token:
                 return False
-            before, now = self._status[connection.rank], time.monotonic()
+            before = self._status[connection.rank]
+            now = time.monotonic()
             if before.state == "running":
+                # The longest gap, which fades: limits on silence follow what this gang and machine did lately.
                 self._gap = max(now - before.last_heartbeat, self._gap * GAP_DECAY)
             fields = _status_fields(message, now)
             self._status[connection.rank] = dataclasses.replace(before, last_heartbeat=now, **fields)
@@ -273,4 +285,5 @@ def _with_local_times(message: dict[str, Any]) -> list[dict[str, Any]]:
 
 def _send(connection: socket.socket, message: dict[str, Any]) -> None:
     with contextlib.suppress(OSError):
+        # One frozen rank must not hold up the thread that reads all others.
         connection.send(json.dumps(message).encode() + b"\n", socket.MSG_DONTWAIT)

@@ -64,7 +64,18 @@ class FaultSpec:
         )
 
     def apply(self, rank: int, world: int, step: int, attempt: int, in_evaluation: bool = False) -> bool:
-        """Inject the fault if it is due. Return whether the rank must make its own numbers NaN."""
+        """Inject the fault if it is due. Return whether the rank must make its own numbers NaN.
+
+        Args:
+            rank: that asks.
+            world: number of ranks.
+            step: that the rank begins, from 1.
+            attempt: of the run, from 1.
+            in_evaluation: whether it is in the evaluation after the step.
+
+        Raises:
+            InjectedFault: the fault is of kind `raise`.
+        """
         if self.in_evaluation != in_evaluation:
             return False
         if rank != min(self.rank, world - 1) or self.attempt not in (None, attempt):
@@ -83,7 +94,14 @@ class FaultSpec:
             os.kill(os.getpid(), signal.SIGSTOP)
 
     def spoils(self, rank: int, world: int, step: int, attempt: int) -> bool:
-        """Whether the rank computes wrongly from this step on."""
+        """Whether the rank computes wrongly from this step on.
+
+        Args:
+            rank: that asks.
+            world: number of ranks.
+            step: that the rank begins, from 1.
+            attempt: of the run, from 1.
+        """
         is_there = rank == min(self.rank, world - 1) and self.attempt in (None, attempt)
         return self.kind in WRONG and is_there and step == self.step
 

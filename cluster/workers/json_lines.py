@@ -71,7 +71,12 @@ def _plain(value: Any) -> Any:
 
 
 def write(target: int, data: bytes) -> None:
-    """Write all of `data` to a blocking file descriptor."""
+    """Write all of `data` to a blocking file descriptor.
+
+    Args:
+        target: the file descriptor.
+        data: what to write.
+    """
     view = memoryview(data)
     while view:
         view = view[os.write(target, view) :]

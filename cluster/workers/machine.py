@@ -54,6 +54,7 @@ def host_memory() -> float:
             result.append(int(file.read_text()))
         except (OSError, ValueError):  # no such file, or it contains "max"
             continue
+    # A container sees the memory of its machine, but is killed at its own limit.
     return float(min(result))
 
 
@@ -110,11 +111,11 @@ def _by_driver(nodes: list[str]) -> dict[str, tuple[str, float]]:
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
     remote: Any = ray.remote(smallest_gpu)
-    wanted = {}
+    node_of_task = {}
     for node in nodes:
         strategy = NodeAffinitySchedulingStrategy(node, soft=False)
-        wanted[remote.options(num_cpus=0, max_retries=0, scheduling_strategy=strategy).remote()] = node
-    done, late = ray.wait([*wanted], num_returns=len(wanted), timeout=DRIVER_TIMEOUT)
+        node_of_task[remote.options(num_cpus=0, max_retries=0, scheduling_strategy=strategy).remote()] = node
+    done, late = ray.wait([*node_of_task], num_returns=len(node_of_task), timeout=DRIVER_TIMEOUT)
     for reference in late:
         ray.cancel(reference, force=True)
     result = {}
@@ -124,7 +125,7 @@ def _by_driver(nodes: list[str]) -> dict[str, tuple[str, float]]:
         except RayError:  # its node is gone
             continue
         if name:
-            result[wanted[reference]] = name, memory
+            result[node_of_task[reference]] = name, memory
     return result
 
 

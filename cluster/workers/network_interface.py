@@ -40,12 +40,12 @@ def interface_of(address: str) -> str:
     Returns an empty string if no interface has it, for example behind NAT, or if the name is unknown.
     """
     try:
-        wanted = {ipaddress.ip_address(entry[4][0]) for entry in socket.getaddrinfo(address, None)}
+        targets = {ipaddress.ip_address(entry[4][0]) for entry in socket.getaddrinfo(address, None)}
     except socket.gaierror:
         return ""
-    if any(each.is_loopback for each in wanted):
+    if any(each.is_loopback for each in targets):
         return LOOPBACK  # it has all of 127.0.0.0/8, although the system lists one address
-    return next((name for name, each in addresses() if each in wanted), "")
+    return next((name for name, each in addresses() if each in targets), "")
 
 
 def addresses() -> Iterator[tuple[str, ipaddress.IPv4Address | ipaddress.IPv6Address]]:
@@ -58,6 +58,7 @@ def addresses() -> Iterator[tuple[str, ipaddress.IPv4Address | ipaddress.IPv6Add
         at = first
         while at:
             if at.contents.address:
+                # The first field of sockaddr on Linux is the family (sa_family_t); elsewhere a length comes first.
                 family = ctypes.c_ushort.from_address(at.contents.address).value
                 if family in PLACE:
                     skip, size = PLACE[family]

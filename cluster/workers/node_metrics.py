@@ -52,8 +52,10 @@ class NodeMetrics:
         return {key: round(value, 3) for key, value in self._read().items()}
 
     def _read(self) -> dict[str, float]:
-        memory, disk = psutil.virtual_memory(), psutil.disk_usage(os.sep)
-        network, gpus = psutil.net_io_counters(), self._nvml.read()
+        memory = psutil.virtual_memory()
+        disk = psutil.disk_usage(os.sep)
+        network = psutil.net_io_counters()
+        gpus = self._nvml.read()
         result = {
             "cpu_utilization_percentage": psutil.cpu_percent(),
             "system_memory_usage_megabytes": memory.used / MEGA,
@@ -122,6 +124,8 @@ class Rapl:
             except (OSError, ValueError):
                 return None
             passed = now - self._last.get(counter, now)
+            # A counter wraps around at `max_energy_range_uj`, which takes minutes under load; readings are closer than
+            # that.
             total += passed if passed >= 0 else passed + largest
             self._last[counter] = now
         return total if self._zones else None

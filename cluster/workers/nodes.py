@@ -53,6 +53,10 @@ def unreachable(node_ids: Iterable[str], timeout: float) -> frozenset[str]:
     """Return the nodes whose raylet accepts no connection within `timeout` seconds.
 
     Their raylet or machine is dead, or the network is cut. A dead worker process alone says nothing about its node.
+
+    Args:
+        node_ids: the nodes to ask.
+        timeout: seconds for each, all at the same time.
     """
     endpoints = {
         n["NodeID"]: (n["NodeManagerAddress"], n["NodeManagerPort"]) for n in ray.nodes() if n["Alive"]
@@ -72,7 +76,13 @@ def unreachable(node_ids: Iterable[str], timeout: float) -> frozenset[str]:
 
 
 def drain(node_id: str, seconds: float, message: str) -> bool:
-    """Announce to Ray that a node will be taken away in `seconds`. Return whether Ray accepts."""
+    """Announce to Ray that a node will be taken away in `seconds`. Return whether Ray accepts.
+
+    Args:
+        node_id: Ray's id of the node.
+        seconds: until it is taken away.
+        message: why, for Ray's log.
+    """
     return ray_internals.drain_node(node_id, seconds, message)
 
 
@@ -81,13 +91,13 @@ def drain_idle(address: str) -> DrainAnswer:
 
     The head and the node of this process stay: without them the run would end.
     """
-    own = ray.get_runtime_context().get_node_id()
+    own_node = ray.get_runtime_context().get_node_id()
     for node in ray.nodes():
         if not node["Alive"] or node["NodeManagerAddress"] != address:
             continue
         if ray_internals.HEAD in node["Resources"]:
             return DrainAnswer(is_final=True, refusal="the head of the cluster runs there")
-        if node["NodeID"] == own:
+        if node["NodeID"] == own_node:
             return DrainAnswer(is_final=True, refusal="the controller of the run is there")
         try:
             accepted = ray_internals.drain_idle_node(node["NodeID"], "it computes wrongly")
@@ -99,19 +109,36 @@ def drain_idle(address: str) -> DrainAnswer:
 
 
 def fitting_workers(resources: Mapping[str, float], labels: Mapping[str, str], bundle: Bundle) -> int:
-    """Return how many workers fit into a node's resources; 0 if its labels do not match."""
+    """Return how many workers fit into a node's resources; 0 if its labels do not match.
+
+    Args:
+        resources: of the node, free or in total, by Ray's names.
+        labels: of the node.
+        bundle: what one worker occupies.
+    """
     if not bundle.suits(labels):
         return 0
+    # Fractions of a GPU: 0.3 / 0.1 is less than 3 in floating point.
     return int(min(resources.get(key, 0.0) / needed for key, needed in bundle.resources.items()) + 1e-6)
 
 
 def free_workers(bundle: Bundle, avoid: Set[str]) -> int:
-    """Return how many workers fit now, without draining nodes and those in `avoid` (ids or addresses)."""
+    """Return how many workers fit now, without draining nodes and those in `avoid` (ids or addresses).
+
+    Args:
+        bundle: what one worker occupies.
+        avoid: ids or addresses of nodes to leave out.
+    """
     return sum(workers for _, workers in free_by_node(bundle, avoid))
 
 
 def free_by_node(bundle: Bundle, avoid: Set[str]) -> list[tuple[str, int]]:
-    """Return the address of each node that `free_workers` counts, and how many workers fit on it."""
+    """Return the address of each node that `free_workers` counts, and how many workers fit on it.
+
+    Args:
+        bundle: what one worker occupies.
+        avoid: ids or addresses of nodes to leave out.
+    """
     avoided = avoid | draining()
     usable = (n for n in alive() if n.id not in avoided and n.address not in avoided)
     return [(n.address, fitting_workers(n.free, n.labels, bundle)) for n in usable]

@@ -47,7 +47,12 @@ def environment_of_ranks() -> dict[str, str]:
 
 
 def working_directory_last(path: Iterable[str], folder: str) -> list[str]:
-    """Return Python's path with the working directory `folder` moved to the end."""
+    """Return Python's path with the working directory `folder` moved to the end.
+
+    Args:
+        path: the folders to search.
+        folder: the working directory.
+    """
     return [*(each for each in path if each and each != folder), folder]
 
 
@@ -61,15 +66,16 @@ def hidden_packages(path: Iterable[str], packages: Sequence[str]) -> list[str]:
         packages: the names of this project's packages.
     """
     folders = {Path(folder or ".").resolve() for folder in path} - {ROOT.resolve()}
-    candidates = [
-        folder / f"{name}{end}" for folder in sorted(folders) for name in packages for end in ("", ".py")
-    ]
-    existing = (
-        candidate
-        for candidate in candidates
-        if candidate.is_dir() or (candidate.suffix and candidate.is_file())
-    )
-    return [str(candidate) for candidate in existing if not (candidate / "workers" / "gang.py").is_file()]
+    result = []
+    for folder in sorted(folders):
+        for name in packages:
+            for candidate in (folder / name, folder / f"{name}.py"):
+                exists = candidate.is_dir() or (candidate.suffix and candidate.is_file())
+                # A copy of this project is no stranger: it has this package's own modules.
+                is_ours = (candidate / "workers" / "gang.py").is_file()
+                if exists and not is_ours:
+                    result.append(str(candidate))
+    return result
 
 
 def hidden_modules(folder: Path) -> list[str]:

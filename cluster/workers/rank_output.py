@@ -118,6 +118,7 @@ class RankOutput:
                 self._writer = self._writer or self._target.open(self._name)
                 self._writer.append(data)
             self._copied += len(data)
+            # The file keeps its size and its offsets; only its pages are given back. What `tail` shows stays.
             _free(self._file, self._copied - TAIL_BYTES)
 
 
@@ -130,6 +131,7 @@ def _free(file: int, upto: int) -> None:
     """Free the memory of a file up to a byte."""
     if upto > 0:
         libc = ctypes.CDLL(None)
+        # `os.posix_fallocate` cannot punch holes. Without c_int64, ctypes passes off_t as a C int of 32 bits.
         libc.fallocate(file, _KEEP_SIZE | _PUNCH_HOLE, ctypes.c_int64(0), ctypes.c_int64(upto))
 
 
@@ -150,6 +152,7 @@ def redirect(path: str, context: WorkerContext) -> None:
     for stream, number in ((sys.stdout, 1), (sys.stderr, 2)):
         with contextlib.suppress(OSError, ValueError):
             stream.flush()
+        # On the descriptors, so that what C libraries such as NCCL print goes there too.
         os.dup2(file, number)
     os.close(file)
     sys.stdout, sys.stderr = (StampedStream(number, lambda: context.step + 1) for number in (1, 2))
@@ -166,7 +169,7 @@ class StampedStream(io.TextIOBase):
     def __init__(self, file: int, step: Callable[[], int]) -> None:
         self._file = file
         self._step = step
-        self._held = ""
+        self._partial_line = ""
         """The beginning of an unfinished line."""
         self._lock = threading.RLock()
 
@@ -183,16 +186,17 @@ class StampedStream(io.TextIOBase):
     def write(self, text: str) -> int:
         """See `io.TextIOBase`."""
         with self._lock:
-            *lines, self._held = (self._held + text).split("\n")
-            if len(self._held) > LINE_BYTES:
-                lines, self._held = [*lines, self._held], ""
+            *lines, self._partial_line = (self._partial_line + text).split("\n")
+            if len(self._partial_line) > LINE_BYTES:
+                lines.append(self._partial_line)
+                self._partial_line = ""
             self._print(lines)
         return len(text)
 
     def flush(self) -> None:
         """See `io.IOBase`. An unfinished line becomes a line."""
         with self._lock:
-            lines, self._held = [self._held] if self._held else [], ""
+            lines, self._partial_line = [self._partial_line] if self._partial_line else [], ""
             self._print(lines)
 
     def _print(self, lines: list[str]) -> None:
@@ -205,10 +209,16 @@ class StampedStream(io.TextIOBase):
         shown = (line.rstrip("\r").rsplit("\r", 1)[-1] for line in lines)
         data = "".join(f"{stamp}{line}\n" for line in shown).encode(errors="backslashreplace")
         with contextlib.suppress(OSError):
+            # Blocks, not the size: what `_free` has given back counts no more.
             if os.fstat(self._file).st_blocks * 512 < MOST_BYTES:
                 os.write(self._file, data)
 
 
 def last_lines(text: str, max_lines: int = 20) -> list[str]:
-    """Return the last non-empty lines of a text."""
+    """Return the last non-empty lines of a text.
+
+    Args:
+        text: the output.
+        max_lines: lines at most.
+    """
     return [line for line in text.splitlines() if line.strip()][-max_lines:]

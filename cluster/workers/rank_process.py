@@ -64,6 +64,7 @@ def run(
     context = WorkerContext(RankInfo(**rank_info))
     if output:
         redirect(output, context)
+    # A cluster that takes the node away sends SIGTERM and leaves time: the rank commits and ends by itself.
     signal.signal(signal.SIGTERM, lambda *_: context.notice_preemption())
     heartbeat = HeartbeatSender(context, server, token)
     module, _, function = target.partition(":")
@@ -128,7 +129,8 @@ class HeartbeatSender:
 
     def _read_node(self) -> None:
         with contextlib.suppress(Exception):  # telemetry must not end a rank
-            node, ending = NodeMetrics(), False
+            node = NodeMetrics()
+            ending = False
             while not ending:
                 ending = self._ending.wait(node.pause)
                 self._readings.append(node.read())
@@ -157,6 +159,7 @@ class HeartbeatSender:
                 self._send({**fields, **state, **self._changes(), **times, "rows": rows})
                 if fields.get("ended"):
                     return
+                # At a change at once, but never more often than MIN_INTERVAL, which the head of the loop waits.
                 context.changed.wait(interval)
         except OSError:
             os._exit(1)  # the heartbeat server is gone
@@ -179,6 +182,8 @@ class HeartbeatSender:
         try:
             for line in self._socket.makefile("r"):
                 message = json.loads(line)
+                # Rows go out once, and are kept here until the controller says that they are stored: commits carry the
+                # others.
                 self._context.take_rows(0, message.get("saved", 0))
                 if message.get("stop"):
                     self._context.request_stop()
@@ -228,8 +233,9 @@ def serve_store(host: str) -> Any:
     from torch.distributed import TCPStore
 
     bound = socket.create_server((host, 0), backlog=1024)
-    port, descriptor = bound.getsockname()[1], bound.detach()
-    return TCPStore(host, port, is_master=True, wait_for_workers=False, master_listen_fd=descriptor)
+    port = bound.getsockname()[1]
+    # `detach`, so that the end of `bound` does not close the descriptor, which the store owns from now on.
+    return TCPStore(host, port, is_master=True, wait_for_workers=False, master_listen_fd=bound.detach())
 
 
 def describe(error: BaseException) -> str:

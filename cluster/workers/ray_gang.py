@@ -166,9 +166,9 @@ class RayGang:
         if rank >= len(self._slots):
             return ""
         group, index = self._slots[rank]
-        host, place = group.host_of(index)
+        host, index_in_host = group.host_of(index)
         try:
-            return str(ray.get(host.output.remote(place), timeout=OUTPUT_TIMEOUT))
+            return str(ray.get(host.output.remote(index_in_host), timeout=OUTPUT_TIMEOUT))
         except RayError:
             return ""
 
@@ -404,11 +404,12 @@ class RayGang:
                     "token": token,
                 }
             )
+        # Once into Ray's object store, from where each node gets it once, instead of with every call.
         shared_config = ray.put(config)
         launches = []
         for first, (group, index) in enumerate(self._slots):
-            host, place = group.host_of(index)
-            if not place:  # the first rank of its actor, which starts all of its ranks
+            host, index_in_host = group.host_of(index)
+            if not index_in_host:  # the first rank of its actor, which starts all of its ranks
                 of_host = ranks[first : first + len(group.locations) // len(group.hosts)]
                 launches.append((group, index, host.launch.remote(of_host, shared_config, output)))
         for group, index, reference in launches:
@@ -422,7 +423,7 @@ class RayGang:
     def _cause(self, rank: RankStatus) -> tuple[Cause, str]:
         """Return why a rank is dead, and a line for people: how its process ended, or that its node does not answer."""
         group, index = self._slots[rank.rank]
-        host, place = group.host_of(index)
+        host, index_in_host = group.host_of(index)
         limit = self._group_spec.bundle.limits.end
         # Ranks of a dead node are asked about one by one, and the first one has waited for an answer of the node.
         is_suspected = group.locations[index][0] in self._suspected_nodes()
@@ -430,7 +431,7 @@ class RayGang:
         deadline = time.monotonic() + limit
         try:
             while time.monotonic() < deadline:
-                if cause := ray.get(host.cause.remote(place, rank.pid), timeout=answer_timeout):
+                if cause := ray.get(host.cause.remote(index_in_host, rank.pid), timeout=answer_timeout):
                     if cause.end == "lost":
                         self._discard_lost(group)
                     return cause, cause.text or "the process that starts ranks has ended"
@@ -444,5 +445,5 @@ class RayGang:
 
 def _listed(names: Sequence[str]) -> str:
     """Return at most NAMED names, and the number of the others."""
-    rest = [f"{len(names) - NAMED} more"] if len(names) > NAMED else []
-    return ", ".join([*names[:NAMED], *rest])
+    more = [f"{len(names) - NAMED} more"] if len(names) > NAMED else []
+    return ", ".join([*names[:NAMED], *more])

@@ -118,6 +118,11 @@ def drain_node(node_id: str, seconds: float, message: str) -> bool:
     """Announce that a node will be taken away in `seconds`. Return whether Ray accepts.
 
     Without it a cloud's preemption notice has no effect, and the run notices the loss only when the node is dead.
+
+    Args:
+        node_id: Ray's id of the node.
+        seconds: until it is taken away.
+        message: why, for Ray's log.
     """
     return _drain(node_id, "DRAIN_NODE_REASON_PREEMPTION", message, int((time.time() + seconds) * 1000))
 
@@ -127,6 +132,10 @@ def drain_idle_node(node_id: str, message: str) -> bool:
 
     The other reason, preemption, would announce to all other work there that the node ends. Without it a machine that
     computes wrongly stays in the cluster.
+
+    Args:
+        node_id: Ray's id of the node.
+        message: why, for Ray's log.
     """
     return _drain(node_id, "DRAIN_NODE_REASON_IDLE_TERMINATION", message, NO_DEADLINE)
 
@@ -158,6 +167,10 @@ def uploaded(client: Any, environment: dict[str, Any]) -> dict[str, Any]:
 
     A submission with it is then one short request. Without it an interruption during the upload of a large folder has
     to wait, or leaves behind a job that the command does not know.
+
+    Args:
+        client: of the Jobs API.
+        environment: the runtime environment.
     """
     result = copy.deepcopy(environment)
     client._upload_working_dir_if_needed(result)
@@ -212,8 +225,8 @@ def lean_start() -> Iterator[None]:
     """
     from ray._private import node, parameter, services, utils
 
-    kept = {"no_monitor": True, "include_log_monitor": False, "dashboard_agent_listen_port": 0}
-    begin = functools.partialmethod(parameter.RayParams.__init__, **kept)
+    settings = {"no_monitor": True, "include_log_monitor": False, "dashboard_agent_listen_port": 0}
+    begin = functools.partialmethod(parameter.RayParams.__init__, **settings)
     no_server = lambda node, **_: None  # noqa: E731
     start = services.start_ray_process
     idle = lambda command, *others, **named: start(_without_agents(command), *others, **named)  # noqa: E731

@@ -25,8 +25,10 @@ def run_to_the_end(
     Raises:
         RuntimeError: if a rank fails, or if no rank makes progress for `patience` seconds. No process is left behind.
     """
-    gang, rows = ProcessGang(), list[dict[str, Any]]()
-    last_progress, moved = (0, 0), time.monotonic()
+    gang = ProcessGang()
+    rows: list[dict[str, Any]] = []
+    last_progress = (0, 0)
+    moved = time.monotonic()
     try:
         gang.start(world, bundle, entry, config)
         while True:

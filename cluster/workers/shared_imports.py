@@ -46,6 +46,7 @@ class SharedImports:
         self.name, self.target = name, target
         self._ours, theirs = socket.socketpair()
         with theirs, socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
+            # Bound here and inherited: of two that start it at once, the second fails at `bind`, and both then connect.
             listener.bind(_address(name))
             listener.listen()  # connections wait until the imports are done
             descriptors = listener.fileno(), theirs.fileno()
@@ -73,11 +74,20 @@ def is_supported() -> bool:
 
 
 def connect(name: str, target: str) -> tuple[socket.socket, SharedImports | None]:
-    """Connect to a copy of the process of that name. If no process listens, start one and return it too.
+    """Connect to a copy of the process of that name. If no process listens, start one.
 
-    Raises OSError.
+    Args:
+        name: of the process.
+        target: the "module:function" whose module a new process imports.
+
+    Returns:
+        The connection, and the process if it was started here.
+
+    Raises:
+        OSError: no process answers, and none can be started.
     """
-    started, deadline = None, time.monotonic() + START_TIMEOUT
+    started = None
+    deadline = time.monotonic() + START_TIMEOUT
     while True:
         try:
             return _connect_and_send(name, "serve"), started
@@ -224,11 +234,14 @@ def _adopt_client(client: dict[str, Any]) -> None:
 
 
 def _address(name: str) -> str:
+    # A name in Linux' abstract namespace (unix(7)), which ends with the listening process and leaves no file behind.
     return f"\0orchestrator-{name}"
 
 
 def _is_ours(connection: socket.socket) -> bool:
     """Return whether the process at the other end belongs to the same user."""
+    # struct ucred: pid, uid, gid, as the kernel saw them. An abstract socket has no file permissions, so this is its
+    # lock.
     credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
     return bool(struct.unpack("3i", credentials)[1] == os.getuid())
 

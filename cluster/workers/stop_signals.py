@@ -70,13 +70,13 @@ def held_interruptions() -> Iterator[None]:
         if len(received) > 1:
             raise KeyboardInterrupt
 
-    held = [number for number in ENDS if signal.getsignal(number) is signal.default_int_handler]
-    for number in held:
+    interruptible = [number for number in ENDS if signal.getsignal(number) is signal.default_int_handler]
+    for number in interruptible:
         signal.signal(number, hold)
     try:
         yield
     finally:
-        for number in held:
+        for number in interruptible:
             signal.signal(number, signal.default_int_handler)
     if received:
         raise KeyboardInterrupt

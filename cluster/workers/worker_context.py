@@ -126,8 +126,8 @@ class WorkerContext:
         """
         with self._lock:
             before = self._held_back
-            held = self._rows[max(len(self._rows) - before, 0) :]
-            self._held_back = sum(row["step"] > step for row in held)
+            held_rows = self._rows[max(len(self._rows) - before, 0) :]
+            self._held_back = sum(row["step"] > step for row in held_rows)
         if self._held_back < before:
             self.changed.set()
 
@@ -239,7 +239,12 @@ class WorkerContext:
             return list(self._rows)
 
     def take_rows(self, start: int, saved: int) -> tuple[dict[str, Any], ...]:
-        """Forget the first `saved` of all reported rows, and return those from number `start` on."""
+        """Forget the first `saved` of all reported rows, and return those from number `start` on.
+
+        Args:
+            start: number of the first row to return, counted over all rows of this process.
+            saved: how many of all rows are safely stored.
+        """
         with self._lock:
             confirmed = max(saved - self._dropped, 0)
             del self._rows[:confirmed]

@@ -46,7 +46,13 @@ ANSWER_TIMEOUT = 1.0
 def wait_until_unreachable(
     address: str, timeout: float = FENCE_TIMEOUT, interval: float = CONNECT_INTERVAL
 ) -> None:
-    """Return once nobody at `address` ("host:port") has accepted a connection for `timeout` seconds."""
+    """Return once nobody at `address` ("host:port") has accepted a connection for `timeout` seconds.
+
+    Args:
+        address: "host:port".
+        timeout: seconds without an accepted connection.
+        interval: seconds between two attempts, and for each.
+    """
     host, _, port = address.rpartition(":")
     last_reached = time.monotonic()
     while True:
@@ -159,7 +165,12 @@ class WorkerHost:
         return {pid: code for slot in self._slots for pid, code in slot.fork_server.exits().items()}
 
     def cause(self, index: int, pid: int) -> Cause | None:
-        """Return how the rank with that process id ended, None while it runs; "lost" if its fork server is gone too."""
+        """Return how the rank with that process id ended, None while it runs; "lost" if its fork server is gone too.
+
+        Args:
+            index: of the rank here.
+            pid: its process id.
+        """
         try:
             return self._slots[index].fork_server.cause(pid)
         except OSError:
@@ -167,7 +178,12 @@ class WorkerHost:
 
 
 def shares(gpus: str, ranks: int) -> list[str]:
-    """Return each rank's part of these GPUs, named as in CUDA_VISIBLE_DEVICES; empty parts if there are too few."""
+    """Return each rank's part of these GPUs, named as in CUDA_VISIBLE_DEVICES; empty parts if there are too few.
+
+    Args:
+        gpus: as in CUDA_VISIBLE_DEVICES.
+        ranks: number of ranks.
+    """
     names = gpus.split(",")
     each = len(names) // ranks
     return [",".join(names[each * rank : each * (rank + 1)]) for rank in range(ranks)]
@@ -234,7 +250,12 @@ class UnresponsiveGroup:
 
 
 def wait_for_ends(stopping: Sequence[UnresponsiveGroup], seconds: float) -> None:
-    """Wait up to `seconds` until the ranks are gone, but only ANSWER_TIMEOUT for nodes that do not answer."""
+    """Wait up to `seconds` until the ranks are gone, but only ANSWER_TIMEOUT for nodes that do not answer.
+
+    Args:
+        stopping: groups that were asked to kill their ranks.
+        seconds: to wait at most.
+    """
     end = time.monotonic() + seconds
     waiting = list(stopping)
     while waiting:
@@ -301,11 +322,12 @@ class PendingGroup:
                 )
                 self._hosts.append(worker.remote(self.spec.target, share, bundle.stands_by, self._shared))
             self._answers = [host.location.remote() for host in self._hosts]
+            # `exits` answers only when the imports are done.
             self._answers += [host.exits.remote() for host in self._hosts]
         if not self._hosts or ray.wait(self._answers, num_returns=len(self._answers), timeout=0)[1]:
             return None
-        found = zip(ray.get(self._answers[: len(self._hosts)]), self._shares, strict=True)
-        locations = tuple(tuple(location) for location, share in found for _ in range(share))
+        located = zip(ray.get(self._answers[: len(self._hosts)]), self._shares, strict=True)
+        locations = tuple(tuple(location) for location, share in located for _ in range(share))
         return WorkerGroup(self.group, self.spec, hosts=tuple(self._hosts), locations=locations)
 
     def late_nodes(self) -> Set[str]:
@@ -332,7 +354,12 @@ class PendingGroup:
 
 
 def release(group: PlacementGroup, hosts: Iterable[Any]) -> None:
-    """Kill the actors and remove the placement group."""
+    """Kill the actors and remove the placement group.
+
+    Args:
+        group: the placement group.
+        hosts: handles of the actors.
+    """
     for host in hosts:
         with contextlib.suppress(RayError):
             ray.kill(host)

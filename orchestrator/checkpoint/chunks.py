@@ -34,6 +34,10 @@ def tiling_problem(shape: tuple[int, ...], boxes: list[Box]) -> str:
 
     Boxes tile the shape if they lie inside it, do not overlap, and their volumes add up to its volume. A sweep over the
     first dimension avoids comparing all pairs.
+
+    Args:
+        shape: of the tensor.
+        boxes: the start and the extent of each.
     """
     for start, extent in boxes:
         if not len(start) == len(extent) == len(shape):
@@ -43,6 +47,8 @@ def tiling_problem(shape: tuple[int, ...], boxes: list[Box]) -> str:
     volume = sum(math.prod(extent) for _, extent in boxes)
     open_boxes: list[Box] = []
     for start, extent in sorted(box for box in boxes if math.prod(box[1])):
+        # Boxes are sorted by start: one that ends before this one begins along the first dimension overlaps no later
+        # box either.
         open_boxes = [box for box in open_boxes if not shape or box[0][0] + box[1][0] > start[0]]
         for other, size in open_boxes:
             spans = zip(start, extent, other, size, strict=True)
@@ -66,13 +72,17 @@ def tiles_as_grid(shape: tuple[int, ...], starts: Numbers, extents: Numbers) -> 
     """
     import numpy as np
 
-    held = (extents > 0).all(axis=0)
-    starts, extents = starts[:, held], extents[:, held]
+    nonempty = (extents > 0).all(axis=0)
+    starts = starts[:, nonempty]
+    extents = extents[:, nonempty]
+    # In fp64 first, because a product of damaged extents may overflow int64.
     if extents.prod(axis=0, dtype=np.float64).sum() > LARGEST:
         return False
     if int(extents.prod(axis=0).sum()) != math.prod(shape):
         return False
-    lows, highs, cells = [], [], []
+    lows = []
+    highs = []
+    cells = []
     for start, extent in zip(starts, extents, strict=True):
         edges = np.unique(np.concatenate([start, start + extent]))
         if len(edges) > 2:  # a dimension that is not cut does not count
@@ -81,6 +91,8 @@ def tiles_as_grid(shape: tuple[int, ...], starts: Numbers, extents: Numbers) -> 
             cells.append(len(edges))
     if math.prod(cells) > DENSE * (starts.shape[1] + DENSE):
         return False
+    # A difference array in each dimension: every box adds +1 and -1 at its corners, and running sums then give the
+    # number of boxes over each cell. This costs boxes + cells, where comparing pairs would cost boxes squared.
     over = np.zeros(cells, np.int64)
     for ends in itertools.product((0, 1), repeat=len(cells)):
         corner = tuple((lows, highs)[end][number] for number, end in enumerate(ends))
@@ -204,11 +216,18 @@ class ChunkTable:
         return range(low, high)
 
     def overlapping(self, number: int, box: Box) -> list[int]:
-        """Return the numbers of the chunks of tensor `number` that hold a part of `box`."""
+        """Return the numbers of the chunks of tensor `number` that hold a part of `box`.
+
+        Args:
+            number: of the tensor in the table.
+            box: its start and its extent.
+        """
         import numpy as np
 
         rows = self.rows_of(number)
         starts, extents = self._boxes(self.columns[:, rows.start : rows.stop], len(box[0]))
+        # [dimensions, 1] against [dimensions, chunks]: two boxes overlap if they do in every dimension, and neither is
+        # empty.
         begin, extent = (np.array(each, np.int64)[:, None] for each in box)
         is_in = (starts < begin + extent) & (begin < starts + extents) & (extent > 0) & (extents > 0)
         return [rows.start + int(row) for row in np.flatnonzero(is_in.all(axis=0))]
@@ -217,6 +236,7 @@ class ChunkTable:
         """Return a chunk by its number."""
         tensor, file, offset, *numbers = self.columns[:, row].tolist()
         dimensions = len(self.kinds[tensor][2])
+        # Columns of a table have as many dimensions as its largest tensor; smaller ones are padded, see `PieceTable`.
         padded = len(numbers) // 2
         low, high = self.first_block[row : row + 2].tolist()
         sums = self._sums[low:high].tobytes()

@@ -61,6 +61,7 @@ def checksummed_ranges(commit: CommitManifest) -> tuple[list[str], dict[str, Ite
         [np.stack([table.columns[1], table.columns[2]]) for table in tables] or [np.empty((2, 0), np.int64)],
         axis=1,
     )
+    # By file, then by offset, so that each file is read once from its beginning to its end.
     order = np.lexsort([columns[1], columns[0]])
     edges = np.searchsorted(columns[0][order], np.arange(len(commit.files) + 1)).tolist()
     first = np.cumsum([0, *(table.columns.shape[1] for table in tables)])
@@ -69,13 +70,14 @@ def checksummed_ranges(commit: CommitManifest) -> tuple[list[str], dict[str, Ite
         yield 0, entry.header_bytes, entry.header, "the header"
         for row in rows.tolist():
             number = int(np.searchsorted(first, row, side="right")) - 1
-            table, mine = tables[number], row - int(first[number])
+            table = tables[number]
+            mine = row - int(first[number])
             chunk = table.chunk(mine)
             name = table.kinds[int(table.columns[0, mine])][0]
             end = chunk.offset + int(table.bytes_of[mine])
-            for block, wanted in enumerate(chunk.blocks):
+            for block, expected in enumerate(chunk.blocks):
                 at = chunk.offset + block * commit.block_bytes
-                yield at, min(at + commit.block_bytes, end), wanted, f"{name} block {block}"
+                yield at, min(at + commit.block_bytes, end), expected, f"{name} block {block}"
 
     return problems, {
         name: spans(entry, order[low:high])
@@ -89,23 +91,31 @@ def damaged_ranges(
     """Return a line for each range of a file whose checksum is wrong. Stops at a range that cannot be read.
 
     A missing file is not reported here, see `CommitManifest.wrong_files`.
+
+    Args:
+        backend: the files of the store.
+        retry: repeats failed reads.
+        commit: the manifest.
+        file: name of the file.
+        ranges: those of the file with their checksums, in order; together they cover it.
     """
     size = commit.file_sizes[file]
     lines: list[str] = []
-    base, held = 0, memoryview(b"")
-    for low, high, wanted, label in ranges:
-        if high > base + len(held):
+    base = 0
+    buffer = memoryview(b"")
+    for low, high, expected, label in ranges:
+        if high > base + len(buffer):
             base = low
             target = memoryview(bytearray(min(max(READ_BYTES, high - low), size - low)))
             try:
                 path = f"{commit_folder(commit.step)}/{file}"
-                held = target[: read_stored(retry, backend.read_into, path, low, target)]
+                buffer = target[: read_stored(retry, backend.read_into, path, low, target)]
             except FileNotFoundError:
                 return []
             except LostBytes as error:
                 unreadable = f"{file}: {label} at byte {low} cannot be read: {error.strerror}"
                 return [*lines, unreadable]
-        if checksum(held[low - base : high - base]) != wanted:
+        if checksum(buffer[low - base : high - base]) != expected:
             lines.append(f"{file}: {label} at byte {low} is damaged")
     return lines
 
@@ -246,6 +256,8 @@ class Store:
         commit, index = merge_records(step, records, meta, self._where(step))
         if index:  # before the checks, because it takes long and they must hold when the manifest is written
             commit = commit.with_index(self._write_index(step, index))
+        # The order is what makes a commit atomic: shards and index are durable, then listed with their sizes, then the
+        # fence is checked, and the manifest comes last. A crash at any point leaves a whole commit or none.
         present = self.retry(self.backend.list, commit_folder(step))
         for name, size in commit.file_sizes.items():
             if present.get(f"{commit_folder(step)}/{name}") != size:
@@ -305,12 +317,14 @@ class Store:
         if not self.verify(commit.step) and not self._is_from_earlier_attempt(commit):
             where, hint = self._where(commit.step), "rewind the store to an earlier step"
             raise InputError("this step is committed already", where, hint)
+        # Removed and published again, not overwritten: `publish` fails if another attempt publishes in between.
         self.retry(self.backend.remove, path)
         self.retry(self.backend.publish, path, data)
 
     def _is_from_earlier_attempt(self, commit: CommitManifest) -> bool:
         """Whether the published commit of this step belongs to an earlier attempt of the run."""
-        published, ours = self.manifest(commit.step).meta.get("attempt"), commit.meta.get("attempt")
+        published = self.manifest(commit.step).meta.get("attempt")
+        ours = commit.meta.get("attempt")
         return published is not None and ours is not None and published < ours
 
     # -- reading
@@ -385,6 +399,8 @@ class Store:
                 self.skipped.append((step, str(error)))
                 continue
             problems = self.problems(manifest, sizes) or (self._check_bytes(manifest) if deep else [])
+            # Files of a commit that is being removed look like damage, and reading every byte takes long enough for a
+            # removal.
             if (problems or deep) and step not in self.steps():
                 return None, True
             if not problems:

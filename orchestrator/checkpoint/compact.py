@@ -49,12 +49,23 @@ def checksum(data: bytes | bytearray | memoryview) -> bytes:
 def block_sums(data: memoryview, block_bytes: int) -> bytes:
     """Return the joined checksums of the blocks of `block_bytes`, so a part can be verified alone. The last may be
     shorter.
+
+    Args:
+        data: the bytes of a piece.
+        block_bytes: bytes of a block; the last may be shorter.
     """
     return b"".join(checksum(data[at : at + block_bytes]) for at in range(0, len(data), block_bytes))
 
 
 def entry_of(chunks: int, dimensions: int, columns: bytes, sums: bytes) -> tuple[dict[str, Any], bytes]:
-    """Return the entry of a table, as JSON, and its compact form. `columns` are compressed already."""
+    """Return the entry of a table, as JSON, and its compact form. `columns` are compressed already.
+
+    Args:
+        chunks: number of chunks.
+        dimensions: of the tensor with the most.
+        columns: the columns, compressed.
+        sums: the joined checksums of all blocks.
+    """
     data = columns + sums
     entry = {
         "chunks": chunks,
@@ -67,9 +78,16 @@ def entry_of(chunks: int, dimensions: int, columns: bytes, sums: bytes) -> tuple
 
 
 def pack(columns: Numbers, sums: bytes) -> tuple[dict[str, Any], bytes]:
-    """Return the entry and the compact form of a table with these columns, of shape (numbers, chunks)."""
+    """Return the entry and the compact form of a table with these columns, of shape (numbers, chunks).
+
+    Args:
+        columns: of shape (numbers, chunks).
+        sums: the joined checksums of all blocks.
+    """
     import numpy as np
 
+    # Differences from chunk to chunk, one column after the other: those of a regular layout repeat, and zlib shortens
+    # such runs to almost nothing.
     steps = np.diff(columns, axis=1, prepend=0).astype("<i8").tobytes()
     dimensions = (len(columns) - FIXED) // 2
     return entry_of(columns.shape[1], dimensions, zlib.compress(steps, LEVEL), sums)
@@ -95,6 +113,8 @@ def unpack(entry: dict[str, Any], data: bytes) -> tuple[Numbers, Sums]:
     inflate = zlib.decompressobj()
     size = 8 * chunks * numbers
     try:
+        # One byte more than expected tells a table that is too long, without inflating all that a damaged one may
+        # claim.
         steps = inflate.decompress(data[: max(end, 0)], size + 1)
     except zlib.error as error:
         raise ValueError(f"a table of chunks cannot be read: {error}") from None
@@ -133,6 +153,7 @@ class PieceTable:
         rows = []
         for kind, start, extent, offset in pieces:
             padding = self._dimensions - len(start)
+            # The file's number is 0: only who joins the records of all writers knows it.
             row = (numbers.setdefault(kind, len(numbers)), 0, offset)
             rows.append((*row, *start, *[0] * padding, *extent, *[1] * padding))
         steps = [b - a for column in zip(*rows, strict=True) for a, b in itertools.pairwise((0, *column))]
@@ -177,7 +198,12 @@ def inline(entry: dict[str, Any]) -> bytes:
 
 
 def with_data(entry: dict[str, Any], data: bytes) -> dict[str, Any]:
-    """Return an entry that carries its compact form."""
+    """Return an entry that carries its compact form.
+
+    Args:
+        entry: of the table.
+        data: its compact form.
+    """
     return entry | {"data": _text(data)}
 
 

@@ -160,7 +160,12 @@ class CheckpointSpec(StrictModel):
         if self.export_numbers is not None:
             self._has_numbers(self.export_numbers)
         if self.export is None and (self.push or self.export_to or self.export_at == "commit"):
-            key = "push" if self.push else "export_to" if self.export_to else "export_at"
+            if self.push:
+                key = "push"
+            elif self.export_to:
+                key = "export_to"
+            else:
+                key = "export_at"
             raise ValueError(f"export is null, so nothing is exported; leave out {key}, or set export to hf")
         return self
 
@@ -199,7 +204,12 @@ class CheckpointSpec(StrictModel):
         return {} if self.ema is None else {"average": {"ema": self.ema}}
 
     def problem(self, adapter: AdapterSpec | None, tracking: TrackingSpec | None) -> str:
-        """Return why what is exported does not go with the adapter, or with MLflow's registry; empty if it does."""
+        """Return why what is exported does not go with the adapter, or with MLflow's registry; empty if it does.
+
+        Args:
+            adapter: the key `workload.adapter` of the job.
+            tracking: the key `tracking`.
+        """
         register = tracking is not None and tracking.register_as
         if self.export == "adapter" and adapter is None:
             return "checkpoint.export adapter needs an adapter; set it to hf, or workload.adapter"

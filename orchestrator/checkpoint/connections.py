@@ -58,8 +58,8 @@ class Connections:
         request = request | {"token": self._token}
         try:
             with self._lock:
-                kept = self._idle.get(server)
-                connection = kept.pop() if kept else None
+                idle = self._idle.get(server)
+                connection = idle.pop() if idle else None
             if connection is not None:
                 # The server may have ended the connection since; a new one tells whether it is gone.
                 with contextlib.suppress(ConnectionError):
@@ -102,6 +102,6 @@ class Connections:
     def close(self) -> None:
         """Close the connections."""
         with self._lock:
-            for connection in [each for kept in self._idle.values() for each in kept]:
+            for connection in [each for idle in self._idle.values() for each in idle]:
                 connection.close()
             self._idle.clear()

@@ -32,6 +32,10 @@ def measure_of(evaluate: EvaluateSpec | None, averaged: int) -> dict[str, int | 
     These are the number of global batches that are read of a set, the number of commits that the weights are averaged
     over, and the number of answers that are drawn to a prompt, if any. Values under different settings are not
     compared.
+
+    Args:
+        evaluate: the key `evaluate` of the job; None without.
+        averaged: earlier commits that are averaged with the evaluated one.
     """
     batches = evaluate.batches if evaluate else None
     result = {"batches": batches, "averaged": averaged if evaluate and evaluate.where == "beside" else 0}
@@ -83,7 +87,12 @@ def metrics_of(store: Store, commit: CommitManifest) -> Mapping[str, Any]:
 
 
 def evaluated(store: Store, commit: CommitManifest) -> tuple[Mapping[str, Any], Any]:
-    """Return the metrics of a commit, see `metrics_of`, and how they were measured, None if that is unknown."""
+    """Return the metrics of a commit, see `metrics_of`, and how they were measured, None if that is unknown.
+
+    Args:
+        store: the store of the run's commits.
+        commit: the manifest of the commit.
+    """
     if commit.meta.get("last_evaluation_step") == commit.step:
         return dict(commit.meta.get("evaluation", {})), commit.meta.get(MEASURED)
     row = attached(store, commit) if commit.meta.get(TO_EVALUATE) else None

@@ -172,19 +172,19 @@ def extension_of(identity: Mapping[str, Any], run: RunDir, commit: CommitManifes
     before = (job_of_commit(commit) if commit else None) or read_job(run)
     if before is None:
         return None
-    was, wanted = before.train.steps, identity["train"]["steps"]
-    if was == wanted:
+    length_before, length = before.train.steps, identity["train"]["steps"]
+    if length_before == length:
         _compare(identity, before.identity(), run.uri)
         return None
     _compare(identity, before.identity(), run.uri, but=(LENGTH, *OF_LENGTH))
-    change = f"train.steps is {was} in this run and {wanted} in the job file"
-    if wanted < was:
+    change = f"train.steps is {length_before} in this run and {length} in the job file"
+    if length < length_before:
         raise InputError(
             f"{change}: it cannot be lowered",
             run.uri,
             "set it back; --until (or until=) ends a run earlier",
         )
-    settled = before.train.optimizer.settled(was)
+    settled = before.train.optimizer.settled(length_before)
     if settled is None:
         schedule = before.train.optimizer.schedule
         hint = "set it back; a run under schedule wsd can be extended"
@@ -192,7 +192,7 @@ def extension_of(identity: Mapping[str, Any], run: RunDir, commit: CommitManifes
             hint += (
                 f". Or continue in another directory with the schedule restarted: orchestrator run JOB --run-dir "
                 f"{run.uri}-longer --set 'train.continue_from={{run: \"{run.uri}\", schedule: restart}}' "
-                f"--set {LENGTH}={wanted}"
+                f"--set {LENGTH}={length}"
             )
         raise InputError(f"{change}: every learning rate of schedule {schedule} depends on it", run.uri, hint)
     for key, theirs, ours in differences(identity, before.identity()):
@@ -206,7 +206,7 @@ def extension_of(identity: Mapping[str, Any], run: RunDir, commit: CommitManifes
         raise InputError(
             f"{change}: no checkpoint up to step {settled} is left to continue from", run.uri, hint
         )
-    return Extension(was, wanted, settled, commit.step)
+    return Extension(length_before, length, settled, commit.step)
 
 
 def take_up(identity: RunIdentity, run: RunDir) -> tuple[CommitManifest | None, Extension | None]:
@@ -230,7 +230,12 @@ def take_up(identity: RunIdentity, run: RunDir) -> tuple[CommitManifest | None, 
 
 
 def restore_origin(run: RunDir, commit: CommitManifest | None) -> None:
-    """Write a lost or damaged ORIGIN again, from the run's newest `commit`."""
+    """Write a lost or damaged ORIGIN again, from the run's newest `commit`.
+
+    Args:
+        run: the run directory.
+        commit: the newest sound commit; None without one.
+    """
     origin = commit.meta.get(CONTINUED) if commit else None
     if origin and not run.read_json_or_empty(ORIGIN):
         run.write_json(ORIGIN, origin)
@@ -246,11 +251,17 @@ def job_begun(run: RunDir) -> JobSpec | None:
 
 
 def is_shared(commit: CommitManifest, steps: int) -> bool:
-    """Whether a run with the job's number of steps would make the same commit. True for commits of earlier versions."""
+    """Whether a run with the job's number of steps would make the same commit. True for commits of earlier versions.
+
+    Args:
+        commit: the manifest of the commit.
+        steps: `train.steps` of the job.
+    """
     if IDENTITY not in commit.meta:
         return True
     train = _job_of(commit).train
     settled = train.optimizer.settled(train.steps)
+    # Up to the decay of the learning rate, a step does not depend on the length of the run.
     return train.steps == steps or (settled is not None and commit.step <= settled)
 
 
@@ -330,6 +341,10 @@ def differences(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> list[tupl
 
     Each key has the value in `theirs`, the job before, and the value in `ours`. The value of a missing key is ABSENT.
     Locations of files are not compared. Neither is the precision if one of the jobs leaves it open.
+
+    Args:
+        ours: identity of the job.
+        theirs: identity of the run so far.
     """
     ignored = {PRECISION} if "auto" in (ours["train"]["precision"], theirs["train"]["precision"]) else set()
     if theirs["data"].get("chat_date") is None:  # in runs of earlier versions the template asked the clock
@@ -360,9 +375,11 @@ def _without_locations(identity: Mapping[str, Any]) -> dict[str, Any]:
 
     The digest of the token shards still proves that the tokens are the same.
     """
-    workload, data = identity["workload"], identity["data"]
+    workload = identity["workload"]
+    data = identity["data"]
     begins = workload["init_from"] and base_name(workload["init_from"])
-    model, tokenizer = workload["model"], data["tokenizer"]
+    model = workload["model"]
+    tokenizer = data["tokenizer"]
     if model.startswith("hf:"):
         model = f"hf:{base_name(model[3:])}"
     if isinstance(tokenizer, str):
@@ -412,7 +429,12 @@ def _unlike(key: str, was: Any, now: Any) -> Iterator[tuple[str, Any, Any]]:
 
 
 def is_other(was: Any, now: Any) -> bool:
-    """Whether two values differ in a job file. 1, 1.0 and true are three values; null and a missing key differ."""
+    """Whether two values differ in a job file. 1, 1.0 and true are three values; null and a missing key differ.
+
+    Args:
+        was: the value in the run so far.
+        now: the value in the job.
+    """
     if ABSENT in (was, now):
         return was is not now
     return json.dumps(was, sort_keys=True) != json.dumps(now, sort_keys=True)

@@ -133,19 +133,20 @@ class CommitManifest:
         ranges = []
         for table, entry in zip(self.tables, self.document.get("tables", ()), strict=False):
             if "offset" in entry:
-                low, label = entry["offset"], f"the table of {table.kinds[0][0]} to {table.kinds[-1][0]}"
+                low = entry["offset"]
+                label = f"the table of {table.kinds[0][0]} to {table.kinds[-1][0]}"
                 ranges.append((low, low + entry["bytes"], bytes.fromhex(entry["sum"]), label))
         return ranges
 
     def wrong_files(self, sizes: Mapping[str, int]) -> list[str]:
         """Return a line for each file that is missing or has the wrong size. `sizes` has the stored files by path."""
         lines = []
-        for name, wanted in self.file_sizes.items():
+        for name, expected in self.file_sizes.items():
             size = sizes.get(f"{commit_folder(self.step)}/{name}")
             if size is None:
                 lines.append(f"{name} is missing")
-            elif size != wanted:
-                lines.append(f"{name} has {size} bytes and should have {wanted}")
+            elif size != expected:
+                lines.append(f"{name} has {size} bytes and should have {expected}")
         return lines
 
     def with_index(self, name: str) -> CommitManifest:
@@ -173,13 +174,13 @@ class CommitManifest:
         Raises:
             InputError: names up to three tensors that are missing, superfluous, or of another shape.
         """
-        wanted = {name: tuple(shape) for name, shape in shapes.items() if name.startswith(prefix)}
-        held = {name: entry.shape for name, entry in self.tensors.items() if name.startswith(prefix)}
+        expected = {name: tuple(shape) for name, shape in shapes.items() if name.startswith(prefix)}
+        stored = {name: entry.shape for name, entry in self.tensors.items() if name.startswith(prefix)}
         differ = [
-            f"{name} is {list(held[name]) if name in held else 'missing'} and should be "
-            f"{list(wanted[name]) if name in wanted else 'absent'}"
-            for name in sorted(wanted.keys() | held.keys())
-            if wanted.get(name) != held.get(name)
+            f"{name} is {list(stored[name]) if name in stored else 'missing'} and should be "
+            f"{list(expected[name]) if name in expected else 'absent'}"
+            for name in sorted(expected.keys() | stored.keys())
+            if expected.get(name) != stored.get(name)
         ]
         if differ:
             more = f" and {len(differ) - 3} more" if len(differ) > 3 else ""
@@ -224,7 +225,12 @@ def parse_manifest(raw: bytes, where: str, read: ReadIndex | None = None) -> Com
 
 
 def built(data: dict[str, Any], where: str, read: ReadIndex | None) -> CommitManifest:
-    """Return the commit that a parsed manifest describes. Arguments as for `parse_manifest`.
+    """Return the commit that a parsed manifest describes.
+
+    Args:
+        data: the parsed manifest.
+        where: names the commit in messages.
+        read: reads the commit's index file; None if that is not at hand.
 
     Raises:
         InputError: it contradicts itself.
@@ -244,7 +250,9 @@ def built(data: dict[str, Any], where: str, read: ReadIndex | None) -> CommitMan
             _ = table.columns  # it is here already, so it is checked at once
     else:
         tables = list(_tables(data, kinds, files, where, read))
-    kept: dict[str, Any] = {key: data[key] for key in ("files", "tensors", "tables", "index") if key in data}
+    document: dict[str, Any] = {
+        key: data[key] for key in ("files", "tensors", "tables", "index") if key in data
+    }
     return CommitManifest(
         step,
         position,
@@ -259,7 +267,7 @@ def built(data: dict[str, Any], where: str, read: ReadIndex | None) -> CommitMan
             for number, (name, dtype, shape) in enumerate(table.kinds)
         },
         tables=tuple(tables),
-        document=kept,
+        document=document,
         schema=data["schema"],
     )
 
@@ -384,6 +392,8 @@ def _indexed(entry: dict[str, Any], index: str, read: ReadIndex | None, name: st
     for _ in range(2 if read else 0):
         assert read is not None
         try:
+            # The last byte first: a damaged entry may claim gigabytes, which are not allocated for a file that has no
+            # such byte.
             if entry["bytes"] > LARGE and not _has_byte(read, index, entry["offset"] + entry["bytes"] - 1):
                 problem = "are cut short"
                 continue

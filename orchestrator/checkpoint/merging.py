@@ -47,10 +47,11 @@ def merge_records(
     Raises:
         InputError: chunks overlap or leave holes, writers disagree, or `meta` lacks something.
     """
-    rest = dict(meta)
+    other_meta = dict(meta)
     try:
-        position, receipt = int(rest.pop("position")), str(rest.pop("receipt"))
-        rest = json.loads(json.dumps(rest))
+        position = int(other_meta.pop("position"))
+        receipt = str(other_meta.pop("receipt"))
+        other_meta = json.loads(json.dumps(other_meta))
     except (KeyError, TypeError, ValueError) as error:
         raise InputError(
             f"meta is not usable: {error!r}", where, "pass JSON with position and receipt"
@@ -68,11 +69,12 @@ def merge_records(
     except UNUSABLE as error:
         problem = f"the record of a writer is damaged ({type(error).__name__}): {error}"
         raise InputError(problem, where, "save again") from None
-    tables, index = [], []
+    tables = []
+    index = []
     offset = 0
     for mine, numbers_of_table, sums_of_table in _tables(kinds, columns, sums, blocks):
-        held = (numbers_of_table, sums_of_table)
-        _ = ChunkTable(mine, files, where, lambda held=held: held).columns  # type: ignore[misc]  # checks it
+        table_content = (numbers_of_table, sums_of_table)
+        _ = ChunkTable(mine, files, where, lambda table_content=table_content: table_content).columns  # type: ignore[misc]  # checks it
         entry, data = pack(numbers_of_table, sums_of_table.tobytes())
         tables.append(entry | {"tensors": len(mine), "offset": offset})
         index.append(data)
@@ -82,7 +84,7 @@ def merge_records(
         "position": position,
         "receipt": receipt,
         "created": datetime.now(UTC).isoformat(timespec="milliseconds"),
-        "meta": rest,
+        "meta": other_meta,
         "block_bytes": block_bytes,
         "schema": SCHEMA,
         "files": listed,
@@ -92,8 +94,8 @@ def merge_records(
     if len(joined) > INLINE_BYTES:
         document |= {"index": [f"index-0-{checksum(joined).hex()}.bin", len(joined)], "tables": tables}
     else:
-        kept = [{key: value for key, value in entry.items() if key != "offset"} for entry in tables]
-        document["tables"] = [with_data(*pair) for pair in zip(kept, index, strict=True)]
+        entries = [{key: value for key, value in entry.items() if key != "offset"} for entry in tables]
+        document["tables"] = [with_data(*pair) for pair in zip(entries, index, strict=True)]
         joined = b""
 
     def read(name: str, at: int, target: memoryview) -> int:
@@ -176,7 +178,9 @@ def _in_order(columns: Numbers, sums: Sums, blocks: Numbers) -> tuple[Numbers, S
     import numpy as np
 
     dimensions = (len(columns) - FIXED) // 2
+    # By tensor, then by start in each dimension. `lexsort` takes the most significant key last.
     order = np.lexsort([*columns[FIXED : FIXED + dimensions][::-1], columns[0]])
+    # The checksums follow their chunks: those of chunk i are a run of blocks[i] rows, which moves as a whole.
     first = blocks.cumsum() - blocks
     counts = blocks[order]
     moved = np.repeat(first[order] - (counts.cumsum() - counts), counts) + np.arange(len(sums))
@@ -196,11 +200,13 @@ def _tables(
     for after in range(1, len(kinds) + 1):
         if after < len(kinds) and edges[after] - edges[first] < TABLE_CHUNKS:
             continue
-        low, high = edges[first], edges[after]
+        low = edges[first]
+        high = edges[after]
         mine = kinds[first:after]
         its = max(len(shape) for _, _, shape in mine)
         rows = [*range(FIXED + its), *range(FIXED + dimensions, FIXED + dimensions + its)]
         table = columns[rows, low:high]
+        # Numbers of tensors count from the first tensor of the table, so each table is read alone.
         table[0] -= first
         yield mine, table, sums[int(ends[low]) : int(ends[high])]
         first = after

@@ -84,6 +84,8 @@ class PeerMemory:
         """
         self.skipped = []
         notes, servers_of_file = self._notes()
+        # Parts of one snapshot have one token. Two gangs may have made a snapshot of one step: the later attempt's
+        # counts.
         for step, token in sorted(notes, key=lambda key: (key[0], notes[key][0]["attempt"]), reverse=True):
             parts = notes[step, token]
             if (at_most is not None and step > at_most) or len(parts) < parts[0]["writers"]:
@@ -186,6 +188,15 @@ class PeerMemory:
 
         The same read once more, which a reader does after a wrong checksum, asks another server first. A server that
         gives too few bytes counts as one that has none.
+
+        Args:
+            path: folder of the commit and name of the file.
+            offset: first byte in the file.
+            target: as many bytes as are wanted.
+
+        Raises:
+            FileNotFoundError: every server that answers has lost the file.
+            OSError: a server that may have it gives no answer.
         """
         folder, _, name = path.partition("/")
         (step, servers_of_file), *_ = self._places.items()
@@ -237,6 +248,15 @@ class PeerMemory:
 
         Raises:
             OSError: it does not answer, is full, or a later attempt of the run has begun.
+
+        Args:
+            server: address of the server.
+            step: optimizer steps done.
+            name: of the part's file.
+            attempt: the attempt of the run.
+            complete: the last step whose snapshot all writers have made.
+            note: describes the part, see `snapshot_writer`.
+            data: bytes of the part.
         """
         request = {
             "do": "keep", "step": step, "name": name, "attempt": attempt, "complete": complete, "note": len(note),
@@ -255,7 +275,8 @@ class PeerMemory:
         if manifest is not None:
             text = manifest.to_bytes().decode()
             document = json.dumps({"manifest": text, "places": self._places[manifest.step]}).encode()
-            index, (name, _) = self._index, manifest.index
+            index = self._index
+            name, _ = manifest.index
         request = {"do": "rewind", "step": step, "attempt": attempt, "manifest": len(document), "index": name}
         self._ask_all(request, document, index)
 
@@ -299,7 +320,14 @@ def _state(commit: CommitManifest) -> tuple[int, int, str, Any]:
 def rewind_memory(
     peers: PeerMemory | None, step: int, attempt: int, manifest: CommitManifest | None = None
 ) -> None:
-    """Call `PeerMemory.rewind`. Nodes that cannot be reached are left alone."""
+    """Call `PeerMemory.rewind`. Nodes that cannot be reached are left alone.
+
+    Args:
+        peers: the memory of peers, None without.
+        step: the step that the run goes on from.
+        attempt: the attempt that starts there.
+        manifest: what the ranks are to restore from memory, see `PeerMemory.rewind`.
+    """
     if peers is not None:
         with contextlib.suppress(OSError):
             peers.rewind(step, attempt, manifest)
@@ -308,7 +336,15 @@ def rewind_memory(
 def rewind_all(
     peers: PeerMemory | None, durable: Store, step: int, attempt: int, manifest: CommitManifest | None
 ) -> None:
-    """Remove everything after `step` from memory, as `PeerMemory.rewind` does, and from the durable store."""
+    """Remove everything after `step` from memory, as `PeerMemory.rewind` does, and from the durable store.
+
+    Args:
+        peers: the memory of peers, None without.
+        durable: the durable store.
+        step: the step that the run goes on from.
+        attempt: the attempt that starts there.
+        manifest: what the ranks are to restore from memory, see `PeerMemory.rewind`.
+    """
     rewind_memory(peers, step, attempt, manifest)
     rewind(durable, step)
 

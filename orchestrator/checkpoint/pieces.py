@@ -63,5 +63,10 @@ class TensorPiece:
 
 
 def full_piece(name: str, tensor: torch.Tensor) -> TensorPiece:
-    """Return a piece that is a full tensor."""
+    """Return a piece that is a full tensor.
+
+    Args:
+        name: such as "model.<name>".
+        tensor: the full tensor.
+    """
     return TensorPiece(name, tuple(tensor.shape), (0,) * tensor.dim(), tensor)

@@ -84,7 +84,14 @@ def release(store: Store, step: int, by: str) -> None:
 
 
 def hold_if_allowed(store: Store, step: int, by: str, process: Mapping[str, Any] | None = None) -> None:
-    """Hold a commit if storage allows it, see `hold`. Raises FileNotFoundError if the commit is gone."""
+    """Hold a commit if storage allows it, see `hold`. Raises FileNotFoundError if the commit is gone.
+
+    Args:
+        store: the store that has the commit.
+        step: the step of the commit.
+        by: the holder, for people.
+        process: the identity of the process with which the hold ends; None if it lasts until `release`.
+    """
     try:
         is_there = hold(store, step, by, process)
     except OSError:
@@ -95,7 +102,13 @@ def hold_if_allowed(store: Store, step: int, by: str, process: Mapping[str, Any]
 
 @contextlib.contextmanager
 def holding(store: Store, step: int, by: str) -> Iterator[None]:
-    """Hold the commit of a step for the length of the block, see `hold_if_allowed`. The hold ends with this process."""
+    """Hold the commit of a step for the length of the block, see `hold_if_allowed`. The hold ends with this process.
+
+    Args:
+        store: the store that has the commit.
+        step: the step of the commit.
+        by: the holder, for people.
+    """
     hold_if_allowed(store, step, by, process_identity(os.getpid()))
     is_over = threading.Event()
     path = f"{commit_folder(step)}/{_name(by)}"
@@ -119,13 +132,18 @@ def _renew(store: Store, path: str, is_over: threading.Event) -> None:
             if PROCESS not in content:
                 return
             renewals += 1
-            kept = {key: value for key, value in content.items() if key != MARKED}
-            _write(store, path, {**kept, RENEWED: renewals})
+            unmarked = {key: value for key, value in content.items() if key != MARKED}
+            _write(store, path, {**unmarked, RENEWED: renewals})
 
 
 def without_dead_readers(store: Store, paths: Iterable[str]) -> list[str]:
     """Remove the holds of processes that have ended, and mark those that cannot be seen from here. Return the other
-    `paths`."""
+    `paths`.
+
+    Args:
+        store: the store of the run's commits.
+        paths: of all its files.
+    """
     left = []
     for path in paths:
         if _is_hold(path) and _reader_has_ended(store, path):
@@ -135,7 +153,7 @@ def without_dead_readers(store: Store, paths: Iterable[str]) -> list[str]:
     return left
 
 
-def held(paths: Iterable[str]) -> set[int]:
+def pinned_steps(paths: Iterable[str]) -> set[int]:
     """Return the steps of the pinned checkpoints, in a store with these paths."""
     known = list(paths)
     return _steps(filter(_is_hold, known)) & set(published_steps(known))
@@ -176,6 +194,7 @@ def _reader_has_ended(store: Store, path: str) -> bool:
         since = time.time() - float(content.get(MARKED, -1.0))
     except (KeyError, TypeError, ValueError):
         return False
+    # A mark from the future comes from a clock that was set back: it is written anew, and its hour begins again.
     if MARKED in content and since >= 0.0:
         return since > LEASE
     with contextlib.suppress(OSError):

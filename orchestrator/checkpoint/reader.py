@@ -22,7 +22,13 @@ class ByteSource(Protocol):
     """What a reader reads from: storage, or the memory of nodes."""
 
     def read_into(self, path: str, offset: int, target: memoryview) -> int:
-        """See `Backend.read_into`."""
+        """See `Backend.read_into`.
+
+        Args:
+            path: of the file.
+            offset: first byte in it.
+            target: as many bytes as are wanted.
+        """
 
 
 class Reader:
@@ -110,11 +116,15 @@ class Reader:
         first = sum(at * stride for at, stride in zip(local, strides, strict=True))
         last = first + sum((n - 1) * stride for n, stride in zip(part[1], strides, strict=True))
         size = math.prod(chunk.shape) * item
+        # Only whole blocks are read, because each has one checksum. A block is a multiple of 16 bytes and so of every
+        # element size: the division at the end is exact.
         base = first * item // block * block
         buffer = torch.empty(min((last * item // block + 1) * block, size) - base, dtype=torch.uint8)
         view = buffer.numpy().data
         for low, high in _block_ranges(part[1], strides, first, item, block):
             self._fill(name, chunk, view[low * block - base : high * block - base], low)
+        # Strided by the whole chunk: the bytes between the blocks of the part were never read, and no element of it is
+        # there.
         typed = buffer.view(DTYPES[dtype])
         return typed.as_strided(part[1], strides, first - base // item)
 
@@ -165,7 +175,13 @@ class SnapshotReader(Reader):
     def read(
         self, name: str, start: tuple[int, ...] | None = None, shape: tuple[int, ...] | None = None
     ) -> torch.Tensor:
-        """See `Reader.read`."""
+        """See `Reader.read`.
+
+        Args:
+            name: the name of the tensor.
+            start: the offset of the slice for each dimension, the origin by default.
+            shape: the shape of the slice, everything from `start` on by default.
+        """
         try:
             return super().read(name, start, shape)
         except (CorruptCommit, OSError):
@@ -194,13 +210,16 @@ def _block_ranges(
     depth = len(extent)
     while depth and (depth == len(extent) or extent[depth] * strides[depth] == strides[depth - 1]):
         depth -= 1
+    # The dimensions from `depth` on are whole except for the first of them, so they are one run of bytes for each index
+    # before them.
     run = math.prod(extent[depth:]) * item
     starts = [first]
     for n, stride in zip(extent[:depth], strides[:depth], strict=True):
         starts = [at + i * stride for at in starts for i in range(n)]
     low = high = first * item // block
     for at in starts:
-        begin, end = at * item // block, (at * item + run - 1) // block + 1
+        begin = at * item // block
+        end = (at * item + run - 1) // block + 1
         if begin > high:
             yield low, high
             low = begin

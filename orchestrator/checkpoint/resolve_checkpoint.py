@@ -66,6 +66,10 @@ def reading(store: Store, step: int) -> contextlib.AbstractContextManager[None]:
     """Hold the commit of a step while this process reads it in the block, see `hold_if_allowed`.
 
     A run that has ended removes nothing, so nothing is written into its directory.
+
+    Args:
+        store: the store of the run's commits.
+        step: the step of the commit.
     """
     run = RunDir(store.uri.removesuffix(f"/{COMMITS}"))
     if run.read_json_or_empty("status.json").get("phase") in ENDED:

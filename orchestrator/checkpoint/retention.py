@@ -20,7 +20,7 @@ from orchestrator.checkpoint.manifest import (
     commit_folder,
     published_steps,
 )
-from orchestrator.checkpoint.pins import HOLD, held, without_dead_readers
+from orchestrator.checkpoint.pins import HOLD, pinned_steps, without_dead_readers
 from orchestrator.config.commit_steps import regular_before
 from orchestrator.config.metric_names import larger_is_better
 from orchestrator.storage.file_names import EVALUATION, MANIFEST
@@ -114,8 +114,8 @@ def best_commit(store: Store, metric: str) -> int | None:
 def _best(store: Store, sound: Mapping[int, CommitManifest], metric: str) -> int | None:
     rates = [(*rate(store, sound[step], metric), step) for step in sorted(sound, reverse=True)]
     newest = next((measured for value, measured, _ in rates if value is not None and measured), None)
-    alike = [(value, step) for value, measured, step in rates if measured in (None, newest)]
-    rated = [(value, step) for value, step in alike if value is not None and not math.isnan(value)]
+    comparable = [(value, step) for value, measured, step in rates if measured in (None, newest)]
+    rated = [(value, step) for value, step in comparable if value is not None and not math.isnan(value)]
     return min(rated)[1] if rated else None
 
 
@@ -146,12 +146,13 @@ def prune(store: Store, retention: Retention, spared: Collection[int] = ()) -> l
     kept = set(sorted(sound)[-keep:]) | {
         step for step in published_steps(sizes) if every and step % every == 0
     }
-    averaged = {newest, *spared, *held(without_dead_readers(store, sizes))}
+    averaged = {newest, *spared, *pinned_steps(without_dead_readers(store, sizes))}
     if retention.unevaluated:  # before the search for the best, because an evaluation may end just now
         candidates = sound.keys() - (set() if retention.averaged else kept)
         averaged |= {step for step in candidates if awaits(store, sound[step])}
     if best is not None and (chosen := _best(store, sound, best)) is not None:
         averaged.add(chosen)
+    # A mean of weights needs the regular commits before each of these.
     for step in averaged:
         kept |= {step, *regular_before(step, retention.regular, retention.averaged)}
     limits = [retention.before, sound[newest].meta.get(VERIFIED) or None]

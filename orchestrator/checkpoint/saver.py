@@ -43,8 +43,9 @@ class Saver:
     same `attempt`. Storage errors do not raise here: `poll` returns the outcome of each save.
 
     Attributes:
-        held: the step of the last snapshot that this writer has made, -1 before the first. As no writer is more than
-            one snapshot ahead, the least of all writers is whole: after a failure it is -1 until two have succeeded.
+        snapshot_step: the step of the last snapshot that this writer has made, -1 before the first. As no writer is
+            more than one snapshot ahead, the least of all writers is whole: after a failure it is -1 until two have
+            succeeded.
     """
 
     def __init__(
@@ -84,9 +85,9 @@ class Saver:
         """The step that is being written from a generation, by generation and kind: "commit" or "snapshot"."""
         self._snapshots: dict[int, int] = {}
         """The step whose snapshot a generation holds."""
-        self.held = -1
+        self.snapshot_step = -1
         self._doubts = 0
-        """How many more snapshots must succeed before `held` counts them."""
+        """How many more snapshots must succeed before `snapshot_step` counts them."""
         self._complete = -1
         self._outcomes: list[CommitOutcome] = []
         """Outcomes that `poll` has not returned yet."""
@@ -233,7 +234,7 @@ class Saver:
         """Return a generation that nothing is written from, and that does not hold the last whole snapshot."""
         busy = {generation for generation, _ in self._busy}
         for generation in range(len(self._buffers)):
-            is_needed = self._snapshots.get(generation, -1) == self._complete != -1
+            is_needed = self._complete != -1 and self._snapshots.get(generation, -1) == self._complete
             if generation not in busy and not is_needed:
                 return generation
         return None
@@ -308,7 +309,7 @@ class Saver:
             self._failed.append(outcome.step)
         if outcome.place == LOCATION:
             self._doubts = 2 if outcome.state == "failed" else max(self._doubts - 1, 0)
-            self.held = -1 if self._doubts else outcome.step
+            self.snapshot_step = -1 if self._doubts else outcome.step
 
 
 class _Sidecar:

@@ -47,6 +47,10 @@ def panels(piece: RawPiece, block_bytes: int) -> list[RawPiece]:
 
     A load under column-wise tensor parallelism then reads its own panels only. The writing process does this, not the
     trainer, because rearranging the bytes takes as long as copying them.
+
+    Args:
+        piece: of a tensor.
+        block_bytes: bytes that one checksum covers.
     """
     last = piece.extent[-1] if len(piece.extent) > 1 else 0
     count = max(n for n in (1, 2, 4, 8) if n == 1 or (n <= len(piece.data) // block_bytes and n * 64 <= last))
@@ -54,6 +58,7 @@ def panels(piece: RawPiece, block_bytes: int) -> list[RawPiece]:
         return [piece]
     import numpy as np  # a sixth of a second of each writing process, most of which cut nothing
 
+    # [rows, last, bytes of an element]: numpy has no bf16 and no fp8, so elements are moved as bytes.
     rows = np.frombuffer(piece.data, np.uint8).reshape(-1, last, ITEM_BYTES[piece.dtype])
     edges = [last * number // count for number in range(count + 1)]
     return [
@@ -70,7 +75,12 @@ def panels(piece: RawPiece, block_bytes: int) -> list[RawPiece]:
 
 
 def group_pieces(pieces: Iterable[RawPiece], limit: int) -> Iterator[list[RawPiece]]:
-    """Group pieces into files of at most `limit` bytes; a larger piece gets its own. A retry repeats one file."""
+    """Group pieces into files of at most `limit` bytes; a larger piece gets its own. A retry repeats one file.
+
+    Args:
+        pieces: of all tensors of a writer.
+        limit: bytes of a file.
+    """
     group: list[RawPiece] = []
     size = 0
     for piece in pieces:
@@ -89,6 +99,14 @@ def file_content(
     """Return the content of one safetensors file: its buffers in order, and its record for the manifest.
 
     Pieces with larger elements come first, so that every piece is aligned to its element size without padding.
+
+    Args:
+        file: name of the file, for its record.
+        pieces: what it has.
+        block_bytes: bytes that one checksum covers.
+
+    Raises:
+        ValueError: two pieces start at the same place, or bytes do not fit the extent.
     """
     ordered = sorted(pieces, key=lambda piece: -ITEM_BYTES[piece.dtype])
     index: dict[str, Any] = {}
@@ -110,6 +128,7 @@ def file_content(
         offsets.append(size)
         size += len(piece.data)
     text = json.dumps(index, separators=(",", ":")).encode()
+    # Padded to 8 bytes, as the safetensors library does, so that the data after it are aligned for every dtype.
     text += b" " * (-len(text) % 8)
     header = len(text).to_bytes(8, "little") + text
     entries = [

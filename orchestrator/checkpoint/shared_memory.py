@@ -100,6 +100,7 @@ class SharedBuffer:
             stream = _stream(torch.cuda.current_device())
             stream.wait_stream(torch.cuda.current_stream())
             targets, sources = zip(*on_device, strict=True)
+            # One call for all pieces, of which a rank has thousands.
             with torch.cuda.stream(stream), torch.no_grad():
                 torch._foreach_copy_(targets, sources, non_blocking=True)
             self._queued = stream, list(sources)
@@ -136,7 +137,12 @@ class SharedBuffer:
         self._size = max(size, ALIGN)
 
     def make_room(self, size: int, pin: bool) -> None:
-        """Make room for `size` bytes, and `pin` the memory on request. The first time takes seconds."""
+        """Make room for `size` bytes, and `pin` the memory on request. The first time takes seconds.
+
+        Args:
+            size: bytes.
+            pin: whether to lock the pages, for fast copies from the device.
+        """
         self._grow(max(size, ALIGN), pin)
 
     def close(self) -> None:

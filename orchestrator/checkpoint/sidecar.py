@@ -40,6 +40,7 @@ def main() -> None:
     snapshots: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
     commits: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
     _die_with(settings["parent"])
+    # Checksums of gigabytes must not slow down the trainer's threads.
     os.nice(5)
     # output of libraries goes to standard error, so that it does not mix with the answers
     pipe = os.fdopen(os.dup(1), "w")
@@ -82,7 +83,8 @@ class Generations:
 
     def memory(self, request: dict[str, Any]) -> memoryview:
         """Return the bytes of a request."""
-        generation, size = request["generation"], request["bytes"]
+        generation = request["generation"]
+        size = request["bytes"]
         with self._lock:
             if generation not in self._mapped or len(self._mapped[generation]) != size:
                 file = self._files[generation][0]
@@ -130,16 +132,16 @@ def _snapshot_writer(settings: dict[str, Any]) -> SnapshotWriter | None:
 def _die_with(parent: int) -> None:
     """Exit LAST_SNAPSHOT after the parent process has ended, whatever else this process does."""
 
-    def gone(*_: object) -> None:
+    def exit_if_orphaned(*_: object) -> None:
         # the kernel also sends the signal when only the thread that started this process ends
         if os.getppid() != parent:
             threading.Thread(target=_exit_after, args=(threading.Event(),), daemon=True).start()
 
-    signal.signal(signal.SIGTERM, gone)
+    signal.signal(signal.SIGTERM, exit_if_orphaned)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the trainer's to handle
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
-    gone()
+    exit_if_orphaned()
 
 
 def _exit_after(done: threading.Event) -> None:
@@ -170,8 +172,8 @@ def _receive(
             committer.failed = dict(enumerate(request["failed"]))
         elif "step" in request:
             pieces = request.setdefault("pieces", pieces)  # as in the request before, unless they are new
-            for inbox, wanted in ((snapshots, request["snapshot"]), (commits, request["durable"])):
-                if wanted:
+            for inbox, is_asked_for in ((snapshots, request["snapshot"]), (commits, request["durable"])):
+                if is_asked_for:
                     inbox.put(request)
     # What was handed over before is in the queue of snapshots already. A commit is not waited for.
     done = threading.Event()

@@ -46,7 +46,13 @@ HEAD_BYTES = 8 + 16
 
 
 def send(connection: socket.socket, message: dict[str, Any], *buffers: bytes | memoryview) -> None:
-    """Send a JSON message and the bytes that follow it. Its "size" is their number."""
+    """Send a JSON message and the bytes that follow it. Its "size" is their number.
+
+    Args:
+        connection: the socket.
+        message: becomes JSON.
+        buffers: the bytes that follow.
+    """
     head = json.dumps(message | {"size": sum(map(len, buffers))}).encode()
     connection.sendall(len(head).to_bytes(4, "little") + head)
     for buffer in buffers:
@@ -57,7 +63,12 @@ def send(connection: socket.socket, message: dict[str, Any], *buffers: bytes | m
 
 
 def receive(connection: socket.socket, into: memoryview) -> memoryview:
-    """Fill `into` and return it. Raises ConnectionError if the connection ends too early."""
+    """Fill `into` and return it. Raises ConnectionError if the connection ends too early.
+
+    Args:
+        connection: the socket.
+        into: what to fill.
+    """
     done = 0
     while done < len(into):
         count = connection.recv_into(into[done:])
@@ -76,7 +87,12 @@ def receive_message(connection: socket.socket) -> dict[str, Any]:
 
 
 def write_note(file: int, note: bytes) -> None:
-    """Write the note about a part into its file. The head comes last: a note that is cut short does not count."""
+    """Write the note about a part into its file. The head comes last: a note that is cut short does not count.
+
+    Args:
+        file: descriptor of the note's file.
+        note: JSON.
+    """
     os.pwrite(file, note, HEAD_BYTES)
     os.pwrite(file, len(note).to_bytes(8, "little") + xxhash.xxh3_128_digest(note), 0)
 
@@ -94,7 +110,13 @@ def read_note(file: int) -> bytes:
 
 
 def listen(host: str, port: int, serve: Callable[[socket.socket], None]) -> socketserver.ThreadingTCPServer:
-    """Return a server that calls `serve` in a thread of its own for each connection, until it is shut down."""
+    """Return a server that calls `serve` in a thread of its own for each connection, until it is shut down.
+
+    Args:
+        host: address to listen at.
+        port: 0 for any free one.
+        serve: serves a connection until it ends.
+    """
 
     class Connection(socketserver.BaseRequestHandler):
         def handle(self) -> None:
@@ -114,7 +136,10 @@ def answer_all(
 ) -> None:
     """Answer the requests of a connection until it ends, or sends a wrong token or no message.
 
-    `answer` returns the answer to a request, and the bytes that follow it.
+    Args:
+        connection: the socket.
+        token: that every request must carry.
+        answer: returns the answer to a request, and the bytes that follow it.
     """
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -145,7 +170,12 @@ class Part:
     data: bytearray | int
 
     def read(self, offset: int, count: int) -> memoryview:
-        """Return up to `count` bytes from `offset` on."""
+        """Return up to `count` bytes from `offset` on.
+
+        Args:
+            offset: first byte.
+            count: bytes at most.
+        """
         if isinstance(self.data, int):
             return memoryview(os.pread(self.data, count, offset))
         return memoryview(self.data)[offset : offset + count]
@@ -249,8 +279,11 @@ class SnapshotServer:
 
     def _keep(self, connection: socket.socket, request: dict[str, Any]) -> dict[str, Any]:
         """Receive a part: its note and its bytes. Free what it replaces: parts of before `complete` but `spared`."""
-        step, name, attempt = request["step"], request["name"], request["attempt"]
-        note, size = bytearray(request["note"]), request["size"] - request["note"]
+        step = request["step"]
+        name = request["name"]
+        attempt = request["attempt"]
+        note = bytearray(request["note"])
+        size = request["size"] - request["note"]
         with self._changed:
             refused = "replaced" if attempt < self._attempt else ""
             freed = (
@@ -264,8 +297,10 @@ class SnapshotServer:
                     )
                 )
             )
-            held = sum(len(part.data) for part in self._parts.values() if isinstance(part.data, bytearray))
-            if not refused and request["size"] + self._arriving + held > self._limit:
+            stored_bytes = sum(
+                len(part.data) for part in self._parts.values() if isinstance(part.data, bytearray)
+            )
+            if not refused and request["size"] + self._arriving + stored_bytes > self._limit:
                 refused = "full"
             self._arriving += 0 if refused else request["size"]
         if refused:
@@ -331,7 +366,8 @@ class SnapshotServer:
                 yield (step, name), part
 
     def _read(self, request: dict[str, Any]) -> tuple[Any, ...]:
-        step, name = request["step"], request["name"]
+        step = request["step"]
+        name = request["name"]
         with self._changed:
             restored, _, index_name, index = self._manifest
             if (step, name) == (restored, index_name):
@@ -355,6 +391,8 @@ class SnapshotServer:
                 shared = self._shared.pop(name)
                 for at, part in shared.parts():
                     if at <= step and not isinstance(part.data, bytearray) and (at, name) not in self._parts:
+                        # The descriptor is duplicated, so the memory stays after `free`. The note is copied: a writing
+                        # process that still lives may clear its file.
                         self._parts[at, name] = Part(part.attempt, part.note, os.dup(part.data))
                 shared.free()
             self._free(lambda at, part: at[0] > step or (bool(manifest) and at[0] < step))
@@ -362,7 +400,12 @@ class SnapshotServer:
 
 
 def weight_server(token: str, host: str) -> SnapshotServer:
-    """Return a server for weights, which rollout workers of its node read. The model sets its size, not a limit."""
+    """Return a server for weights, which rollout workers of its node read. The model sets its size, not a limit.
+
+    Args:
+        token: that every request must carry.
+        host: address to listen at.
+    """
     return SnapshotServer(token, host, limit_bytes=sys.maxsize)
 
 

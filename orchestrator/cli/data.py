@@ -332,7 +332,7 @@ def rollouts(
     as_json: Json = False,
 ) -> None:
     """Show the prompts of a step, the answers that the model generated to them, and their rewards."""
-    from orchestrator.train.rollouts.kept import read_kept
+    from orchestrator.train.rollouts.stored_rollouts import read_kept
 
     kept_step, answers = read_kept(existing_run(run)[0].uri, step)
     if as_json:

@@ -14,7 +14,7 @@ from typing import Any
 from orchestrator.checkpoint.commit_store import Store
 from orchestrator.checkpoint.identity import is_shared, read_job
 from orchestrator.checkpoint.manifest import CommitManifest
-from orchestrator.checkpoint.pins import held, holders, without_dead_readers
+from orchestrator.checkpoint.pins import holders, pinned_steps, without_dead_readers
 from orchestrator.checkpoint.retention import rewind
 from orchestrator.config.errors import InputError
 from orchestrator.config.outcome import Outcome
@@ -105,7 +105,7 @@ def _commit(run: RunDir, step: int) -> tuple[CommitManifest, int, EventHistory]:
 def _refuse_pinned(run: RunDir, store: Store, step: int) -> None:
     later = [
         later_step
-        for later_step in held(without_dead_readers(store, store.retry(store.backend.list)))
+        for later_step in pinned_steps(without_dead_readers(store, store.retry(store.backend.list)))
         if later_step > step
     ]
     for later_step in sorted(later):

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from orchestrator.checkpoint.commit_store import Store
-from orchestrator.checkpoint.pins import held, holders, without_dead_readers
+from orchestrator.checkpoint.pins import holders, pinned_steps, without_dead_readers
 from orchestrator.config.errors import InputError
 from orchestrator.controller.events import EventHistory
 from orchestrator.observe.last_status import ControllerState, controller_state, last_status, state_of
@@ -145,7 +145,7 @@ def _pin_lines(run: RunDir, is_removing: bool = False) -> list[str]:
     """A line for each held checkpoint. Holds of dead readers are removed only if the run is about to be."""
     store = Store(run.commits)
     paths = store.retry(store.backend.list)
-    steps = sorted(held(without_dead_readers(store, paths) if is_removing else paths))
+    steps = sorted(pinned_steps(without_dead_readers(store, paths) if is_removing else paths))
     return [f"step {step} is held by {' and '.join(holders(store, step)) or 'somebody'}" for step in steps]
 
 

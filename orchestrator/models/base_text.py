@@ -80,7 +80,7 @@ def text_notes(workload: Workload, spec: WorkloadSpec, theirs: BaseText) -> tupl
     Raises WorkloadError if answers of the job would begin with another token than those of the base, without the job
     naming one, or if they would lack the language of the base's targets.
     """
-    from workloads.model.processors import APPLIED, said
+    from workloads.model.processors import APPLIED, non_neutral
 
     where = theirs.where
     hint = f"name hf:{where} in workload.model" if not theirs.objective else "give the model of the base"
@@ -101,7 +101,7 @@ def text_notes(workload: Workload, spec: WorkloadSpec, theirs: BaseText) -> tupl
     ends = {*ours.ends, workload.vocabulary.eos}
     lost = {
         name: value
-        for name, value in said(theirs.settings, APPLIED).items()
+        for name, value in non_neutral(theirs.settings, APPLIED).items()
         if ours.settings.get(name) != value and not _is_trained(name, value, workload)
     }
     ids = theirs.settings.get("eos_token_id")

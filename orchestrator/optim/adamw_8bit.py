@@ -66,16 +66,31 @@ class Codes:
     def __init__(self, signed: bool, device: torch.device) -> None:
         values, self._zero = dynamic_map(signed)
         self._signed = signed
+        # Rotated, so that code 0 is zero and a state of all zero bytes is a state of zeros.
         self._values = torch.tensor(values[self._zero :] + values[: self._zero], device=device)
+        # The nearest of 256 sorted numbers is the interval between two middles, found by binary search.
         middles = [(low + high) / 2 for low, high in pairwise(values)]
         self._middles = torch.tensor(middles, device=device)
 
     def numbers(self, codes: Tensor, scales: Tensor) -> Tensor:
-        """Return the numbers of blocks of codes [rows, blocks, width] with scales [rows, blocks], fp32."""
+        """Return the numbers of blocks of codes [rows, blocks, width] with scales [rows, blocks], fp32.
+
+        Args:
+            codes: uint8 [rows, blocks, width].
+            scales: the largest magnitude of each block, fp32 [rows, blocks].
+        """
         return self._values[codes.int()].mul_(scales[..., None])
 
     def nearest(self, numbers: Tensor, scales: Tensor) -> Tensor:
-        """Return the codes of the nearest numbers, as `numbers` takes them. The given numbers are overwritten."""
+        """Return the codes of the nearest numbers, as `numbers` takes them. The given numbers are overwritten.
+
+        Args:
+            numbers: fp32 [rows, blocks, width].
+            scales: fp32 [rows, blocks].
+
+        Returns:
+            uint8 [rows, blocks, width].
+        """
         smallest_code = None if self._signed else (numbers > 0).int()
         scaled = numbers.div_(scales.clamp_min(SMALLEST)[..., None])
         indices = torch.bucketize(scaled, self._middles, out_int32=True)
@@ -146,6 +161,7 @@ class AdamW8bit(torch.optim.Optimizer):
             for rows in _rows_at_once(part):
                 moments = self._moments(part, rows, groups[part.shard.parameter])
                 scales.append(_scales_of(moments)[..., 0])
+        # One all-reduce for the whole step instead of one for each parameter.
         all_scales = self._maxima(self._numbers, torch.cat(scales, 1))
         return list(all_scales.split([part.rows for part in self._cut], 1))
 
@@ -162,6 +178,7 @@ class AdamW8bit(torch.optim.Optimizer):
             for codes, moment in zip(self._codes, MOMENTS, strict=True)
         )
         beta1, beta2 = group["betas"]
+        # m = beta1 m + (1 - beta1) g, and v = beta2 v + (1 - beta2) g^2 (Loshchilov and Hutter, 2019, algorithm 2).
         first.lerp_(gradient, 1 - beta1)
         second.mul_(beta2).addcmul_(gradient, gradient, value=1 - beta2)
         return first, second
@@ -172,6 +189,7 @@ class AdamW8bit(torch.optim.Optimizer):
         beta1, beta2 = group["betas"]
         # In fp64 on the device: 1 - far**step has few digits of fp32 left, and reading the step would wait for a GPU.
         step = state["step"].double()
+        # w -= lr m^ / (sqrt(v^) + eps), with m^ = m / (1 - beta1^t) in the rate and v^ = v / (1 - beta2^t) in the root.
         rate = group["lr"] / (1 - beta1**step)
         correction = (1 - beta2**step).sqrt()
         for rows in _rows_at_once(part):
@@ -184,6 +202,7 @@ class AdamW8bit(torch.optim.Optimizer):
             weights.sub_(_numbers_of(part, update))
             scales = _scales_of(moments)
             for column, block_scales in cut_scales.items():
+                # A block that several ranks hold must have one scale, or its codes would depend on the layout.
                 scales[..., column] = block_scales[:, rows]
             for codes, moment, numbers, scale in zip(self._codes, MOMENTS, moments, scales, strict=True):
                 new_codes = _numbers_of(part, codes.nearest(numbers, scale))

@@ -47,7 +47,12 @@ def scales_shape(shape: Sequence[int]) -> tuple[int, ...]:
 
 
 def block_counts(workload: Workload, names: Container[str]) -> dict[str, int]:
-    """Return the number of blocks of each of these parameters, in the order that all ranks have."""
+    """Return the number of blocks of each of these parameters, in the order that all ranks have.
+
+    Args:
+        workload: has the shapes of all parameters.
+        names: the parameters to count.
+    """
     return {name: math.prod(scales_shape(shape)) for name, shape in workload.shapes.items() if name in names}
 
 
@@ -96,9 +101,11 @@ class Part:
         if blocks == 1:
             return self
         if index == 0:
-            columns, missing = slice(0, self.width - self.before), (self.before, 0)
+            columns = slice(0, self.width - self.before)
+            missing = (self.before, 0)
         else:
-            columns, missing = slice(self.length - (self.width - self.after), self.length), (0, self.after)
+            columns = slice(self.length - (self.width - self.after), self.length)
+            missing = (0, self.after)
         block = index % blocks
         return dataclasses.replace(
             self,
@@ -122,13 +129,17 @@ def parts_of(shard: ParameterShard) -> list[Part]:
     parts: list[Part] = []
     offset = 0
     row_length = shard.cut.shape[-1]
+    # A row that is shorter than a block is one block.
     width = min(BLOCK, row_length)
     for box in shard.boxes:
         length = box.extent[-1]
-        start, stop = box.start[-1], box.start[-1] + length
-        first, last = start // BLOCK, -(-stop // BLOCK)
+        start = box.start[-1]
+        stop = box.start[-1] + length
+        first = start // BLOCK
+        last = -(-stop // BLOCK)
         blocks = last - first
         before = start - first * BLOCK
+        # A block is cut if the box begins within it, or ends within it before the row does.
         cut = [0] * (before > 0) + [blocks - 1] * (stop < min(last * BLOCK, row_length))
         parts.append(
             Part(
@@ -150,7 +161,12 @@ def parts_of(shard: ParameterShard) -> list[Part]:
 
 
 def new_slot(slot: Slot, shard: ParameterShard) -> Tensor:
-    """Return a state tensor of a shard before its first update: all zeros. Scales are [number of blocks, 1]."""
+    """Return a state tensor of a shard before its first update: all zeros. Scales are [number of blocks, 1].
+
+    Args:
+        slot: the state.
+        shard: the parameter's part.
+    """
     if slot.is_scale:
         # Two dimensions, so that no other code takes them for a tensor of the shard's shape.
         return shard.parameter.new_zeros(sum(part.scales.size for part in parts_of(shard)), 1)
@@ -158,12 +174,23 @@ def new_slot(slot: Slot, shard: ParameterShard) -> Tensor:
 
 
 def stored_shape(slot: Slot, shard: ParameterShard) -> tuple[int, ...]:
-    """Return the shape of a state tensor of the whole parameter, as checkpoints hold it."""
+    """Return the shape of a state tensor of the whole parameter, as checkpoints hold it.
+
+    Args:
+        slot: the state.
+        shard: the parameter's part.
+    """
     return scales_shape(shard.cut.shape) if slot.is_scale else shard.cut.shape
 
 
 def slot_views(slot: Slot, shard: ParameterShard, tensor: Tensor) -> Iterator[tuple[Box, Tensor]]:
-    """Yield the boxes of a shard's state tensor in that of the whole parameter, each with its view of `tensor`."""
+    """Yield the boxes of a shard's state tensor in that of the whole parameter, each with its view of `tensor`.
+
+    Args:
+        slot: the state.
+        shard: the parameter's part.
+        tensor: the state of this part.
+    """
     if not slot.is_scale:
         yield from shard.views(tensor)
         return
@@ -172,7 +199,13 @@ def slot_views(slot: Slot, shard: ParameterShard, tensor: Tensor) -> Iterator[tu
 
 
 def saved_views(slot: Slot, shard: ParameterShard, tensor: Tensor) -> Iterator[tuple[Box, Tensor]]:
-    """Yield what `slot_views` does, but the scale of a cut block only to the shard with the block's first number."""
+    """Yield what `slot_views` does, but the scale of a cut block only to the shard with the block's first number.
+
+    Args:
+        slot: the state.
+        shard: the parameter's part.
+        tensor: the state of this part.
+    """
     if not slot.is_scale:
         yield from shard.views(tensor)
         return
@@ -181,11 +214,18 @@ def saved_views(slot: Slot, shard: ParameterShard, tensor: Tensor) -> Iterator[t
         if part.before:
             start = (*box.start[:-1], box.start[-1] + 1)
             box = Box(start, (*box.extent[:-1], box.extent[-1] - 1), box.offset)
+            # The rank with the beginning of the block saves its scale; a piece that two ranks save would not tile the
+            # tensor.
             view = view[..., 1:].contiguous()
         if box.size:
             yield box, view
 
 
 def scales_view(box: Box, scales: Tensor) -> Tensor:
-    """Return the view of a box in this rank's scales."""
+    """Return the view of a box in this rank's scales.
+
+    Args:
+        box: the box among the parameter's scales; its offset is that in this rank's scales.
+        scales: this rank's scales, [number of blocks, 1].
+    """
     return scales.view(-1)[box.offset : box.offset + box.size].view(box.extent)

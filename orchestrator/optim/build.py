@@ -70,10 +70,13 @@ def build_optimizer(context: OptimizerContext) -> torch.optim.Optimizer:
 
 
 def slots_of(spec: OptimizerSpec, name: str, special: Container[str]) -> tuple[Slot, ...]:
-    """Return the state tensors of the parameter `name`.
+    """Return the state tensors of a parameter.
 
-    `special` are the parameters that the optimizer treats in its own way: the matrices that a matrix optimizer (Muon)
-    updates, or those whose moments are rounded to 8 bits. All other parameters then have AdamW's state.
+    Args:
+        spec: the job's optimizer.
+        name: name of the parameter.
+        special: the parameters that the optimizer treats in its own way: the matrices that a matrix optimizer
+            (Muon) updates, or those whose moments are rounded to 8 bits. All other parameters then have AdamW's state.
     """
     if isinstance(spec.name, ObjectReference):
         return tuple(Slot(slot) for slot in slots_of_own(spec.name))

@@ -12,7 +12,12 @@ from orchestrator.resolve.resolved_job import wrong_input
 
 
 def check_groups(optimizer: OptimizerSpec, workload: Any) -> None:
-    """Check that each group of parameters matches a parameter. Raises InputError."""
+    """Check that each group of parameters matches a parameter. Raises InputError.
+
+    Args:
+        optimizer: the job's optimizer.
+        workload: has the names of the parameters.
+    """
     from workloads.adapters import frozen
     from workloads.hf.tables.our_names import in_our_names
 
@@ -43,7 +48,12 @@ def check_own_update(optimizer: OptimizerSpec, warmup: int, steps: int) -> None:
 
 
 def check_matrices(optimizer: OptimizerSpec, workload: Any) -> None:
-    """Check that the model names the layers whose matrices alone the optimizer updates. Raises InputError."""
+    """Check that the model names the layers whose matrices alone the optimizer updates. Raises InputError.
+
+    Args:
+        optimizer: the job's optimizer.
+        workload: the model.
+    """
     name = str(optimizer.name)
     if kind_of(name).matrices_only and not workload.config.has_blocks:
         problem = f"{name} updates the matrices of layers, and {workload.name} names none"

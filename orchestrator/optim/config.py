@@ -42,7 +42,12 @@ converts it.
 
 
 def in_steps(value: int | str, steps: int) -> int:
-    """Return the number of steps: a share of `steps` is rounded down."""
+    """Return the number of steps: a share of `steps` is rounded down.
+
+    Args:
+        value: a number of steps, or a share such as "5%".
+        steps: all steps.
+    """
     return int(steps * _share(value) / 100) if isinstance(value, str) else value
 
 

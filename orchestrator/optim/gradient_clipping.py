@@ -26,5 +26,9 @@ def clip_factor(norm: float, max_norm: float | None) -> float:
     """Return the factor that scales gradients of the global `norm` to at most `max_norm`; 1 if `max_norm` is None.
 
     Like `torch.nn.utils.clip_grad_norm_`, it adds 1e-6 to the norm.
+
+    Args:
+        norm: global norm of the gradients.
+        max_norm: the largest norm that is left alone.
     """
     return 1.0 if max_norm is None else min(1.0, max_norm / (norm + 1e-6))

@@ -38,7 +38,12 @@ def default_rate(name: str) -> Rate:
 
 
 def rates_of(spec: OptimizerSpec, workload: Workload) -> Callable[[str], Rate]:
-    """Return the factors by parameter name. A run on data of an earlier format also decays tables of biases."""
+    """Return the factors by parameter name. A run on data of an earlier format also decays tables of biases.
+
+    Args:
+        spec: the job's optimizer.
+        workload: says the width and the depth of each parameter.
+    """
     rule = getattr(getattr(workload, "objective", None), "rule", 0)
 
     def rate(name: str) -> Rate:
@@ -70,6 +75,10 @@ def groups_of(
     learning rate times decay does not depend on the width (Wang and Aitchison, 2024; the mup package does the same). It
     is not divided by the factors of the depth (as in Clark et al., 2020, and Bao et al., 2022) and of the group (as in
     torch).
+
+    Args:
+        spec: the job's optimizer.
+        parameters: (parameter, whether it is a matrix, the factors of its learning rate) of each.
     """
     members: dict[tuple[bool, Rate], list[nn.Parameter]] = {}
     for parameter, is_matrix, rate in parameters:
@@ -82,6 +91,7 @@ def groups_of(
             "params": members[matrix, rate],
             "lr": spec.lr * scale,
             "lr_scale": scale,
+            # The update decays by lr * scale * this, so the width's factor cancels.
             "weight_decay": decay / rate.width if matrix else 0.0,
         }
 
@@ -94,18 +104,35 @@ def groups_of(
 def groups_of_shards(
     spec: OptimizerSpec, shards: Iterable[ParameterShard], rate: Callable[[str], Rate]
 ) -> list[dict[str, Any]]:
-    """Return parameter groups of these shards, see `groups_of`."""
+    """Return parameter groups of these shards, see `groups_of`.
+
+    Args:
+        spec: the job's optimizer.
+        shards: the parameters.
+        rate: returns the factors of a parameter.
+    """
     return groups_of(spec, [(shard.parameter, shard.matrix, rate(shard.name)) for shard in shards])
 
 
 def groups_of_each_shard(
     spec: OptimizerSpec, shards: Iterable[ParameterShard], rate: Callable[[str], Rate]
 ) -> list[dict[str, Any]]:
-    """Return one parameter group for each shard, in the order of the shards, see `groups_of`."""
+    """Return one parameter group for each shard, in the order of the shards, see `groups_of`.
+
+    Args:
+        spec: the job's optimizer.
+        shards: the parameters.
+        rate: returns the factors of a parameter.
+    """
     return [group for shard in shards for group in groups_of_shards(spec, [shard], rate)]
 
 
 def set_lr(groups: Iterable[dict[str, Any]], lr: float) -> None:
-    """Set the learning rate of the next step."""
+    """Set the learning rate of the next step.
+
+    Args:
+        groups: the optimizer's groups, changed in place.
+        lr: the schedule's rate; each group multiplies it by its `lr_scale`.
+    """
     for group in groups:
         group["lr"] = lr * group["lr_scale"]

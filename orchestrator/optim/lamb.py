@@ -59,7 +59,8 @@ class Lamb(torch.optim.Optimizer):
         state["step"] = state.get("step", torch.tensor(0.0)) + 1
         # The bias correction needs the count of this parameter's own updates, since thawed parameters begin later.
         steps = float(state["step"])
-        mean, square = state["exp_avg"], state["exp_avg_sq"]
+        mean = state["exp_avg"]
+        square = state["exp_avg_sq"]
         mean.lerp_(p.grad, 1 - beta1)
         square.mul_(beta2).addcmul_(p.grad, p.grad, value=1 - beta2)
         root = (square / (1 - beta2**steps)).sqrt_().add_(group["eps"])

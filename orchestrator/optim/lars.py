@@ -42,7 +42,8 @@ class Lars(torch.optim.Optimizer):
         for group, p, (weight_norm, gradient_norm, shard) in zip(
             self.param_groups, weights, norms_by_shard, strict=True
         ):
-            state, decay = self.state[p], group["weight_decay"]
+            state = self.state[p]
+            decay = group["weight_decay"]
             state.setdefault("momentum", torch.zeros_like(p))
             state["step"] = state.get("step", torch.tensor(0.0)) + 1
             # The decay is part of the change and so scaled by the same local rate (algorithm 1), unlike AdamW's.

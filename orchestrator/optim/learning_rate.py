@@ -23,14 +23,24 @@ def learning_rate(spec: OptimizerSpec, step: int, steps: int, begin: int = 0) ->
     range_test: from lr * first_lr to lr in equal factors (Smith, 2017, section 3.3, where it rises in equal steps).
 
     inverse_sqrt: lr * sqrt(warmup / update), as in Vaswani et al. 2017, eq. 3, scaled so that the warm-up ends at lr.
+
+    Args:
+        spec: the job's optimizer.
+        step: number of the update, from 0.
+        steps: number of all updates of the run.
+        begin: the update at which the schedule begins.
     """
-    warmup, decay = in_steps(spec.warmup, steps), in_steps(spec.decay, steps)
-    step, steps = step - begin, steps - begin
+    warmup = in_steps(spec.warmup, steps)
+    decay = in_steps(spec.decay, steps)
+    step = step - begin
+    steps = steps - begin
     if step < warmup:
+        # Never zero: the first update would change nothing and still count.
         return spec.lr * (step + 1) / warmup
     if isinstance(spec.schedule, ObjectReference):
         return spec.lr * own_share(spec.schedule, step, steps)
     decay_start = steps - decay
+    # From 0 to just below 1: the last update still has a rate above the final one, which the run reaches as it ends.
     progress = (step - warmup) / max(steps - warmup, 1)
     match spec.schedule:
         case "constant":
@@ -55,6 +65,14 @@ def own_share(reference: ObjectReference, step: int, steps: int) -> float:
     """Return the learning rate of an update as a share of `lr`, by the user's own schedule.
 
     Raises InputError if the schedule fails or returns an invalid share.
+
+    Args:
+        reference: the user's schedule.
+        step: number of the update, from 0.
+        steps: number of all updates.
+
+    Raises:
+        InputError: the schedule fails, or returns an invalid share.
     """
     try:
         share = float(load(reference.use)(step, steps, **reference.options))

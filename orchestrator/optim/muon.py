@@ -104,6 +104,10 @@ def orthogonal(matrix: Tensor, dtype: torch.dtype) -> Tensor:
     """Return approximately U V^T of the singular value decomposition U S V^T of each matrix [.., rows, columns], fp32.
 
     The singular values of the result are between about 0.7 and 1.2.
+
+    Args:
+        matrix: fp32 [.., rows, columns].
+        dtype: of the iterations' products.
     """
     a, b, c = COEFFICIENTS
     # bf16 suffices: the iteration corrects errors of earlier ones, and the result need only be near orthogonal (Jordan

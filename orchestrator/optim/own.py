@@ -76,7 +76,8 @@ class OwnOptimizer(torch.optim.Optimizer):
 def check_own(reference: ObjectReference) -> None:
     """Raise InputError if the update of a part differs from that part of the update, or if an update fails."""
     generator = torch.Generator().manual_seed(0)
-    start, gradients = torch.randn(4, 6, generator=generator), torch.randn(3, 4, 6, generator=generator)
+    start = torch.randn(4, 6, generator=generator)
+    gradients = torch.randn(3, 4, 6, generator=generator)
     try:
         full_update = _updated(reference, start, list(gradients))
         part_updates = [_updated(reference, start.flatten()[part], [g.flatten()[part] for g in gradients]) for part in (

@@ -29,7 +29,12 @@ class BetweenStages(Protocol):
         """Return the arguments of the next stage's forward pass, besides the batch."""
 
     def carried(self, layer: int, batch: Batch) -> tuple[Tensor, ...]:
-        """Return what enters a stage whose first layer is `layer`, on the meta device; fp32 under any compute dtype."""
+        """Return what enters a stage whose first layer is `layer`, on the meta device; fp32 under any compute dtype.
+
+        Args:
+            layer: number of the stage's first layer in the whole model.
+            batch: a micro-batch; only its shapes are read.
+        """
 
     def shapes(self, batch: Batch) -> tuple[Any, ...]:
         """Return the shapes of a batch that decide those of `carried`."""
@@ -53,6 +58,8 @@ class BetweenTransformerStages:
                 # gradient for every tensor.
                 extra = 0.0 * output.hidden.flatten()[0].float()
             extra = torch.stack([extra])
+        # Cloned, because the decoder's stages pass the encoder's output on unchanged, and a received tensor must not be
+        # sent again: torch's schedules detach what they send in place.
         memory = None if output.memory is None else output.memory.clone()
         return tuple(t for t in (output.hidden, extra, memory) if t is not None)
 
@@ -70,8 +77,12 @@ class BetweenTransformerStages:
         """See `BetweenStages`."""
         config = self._config
         size, length = batch["tokens"].shape[:2]
+        # Under sequence parallelism a rank sends its slice [B, L / tp, hidden]. The prompt's positions stand before the
+        # sequence.
         first = torch.empty(size, length // self._ways + self._prompt, config.hidden, device="meta")
         extra = (torch.empty(1, device="meta"),) if config.moe else ()
+        # Decoder stages need the encoder's output for cross-attention, so each one passes it on behind its own hidden
+        # states.
         if config.architecture == "encoder-decoder" and layer > config.layers:
             hidden = torch.empty(size, batch["decoder_tokens"].shape[1], config.hidden, device="meta")
             carried = (hidden, *extra, first)
@@ -93,6 +104,7 @@ class BetweenOwnStages:
     def pack(self, output: Handed) -> tuple[Tensor, ...]:
         """See `BetweenStages`."""
         return tuple(
+            # A leaf is a tensor that came from the stage before: a module may return its input as it is.
             t.clone(memory_format=torch.contiguous_format)
             if t._is_view() or t.is_leaf or not t.is_contiguous()
             else t
@@ -127,7 +139,13 @@ class BetweenHuggingFaceStages(BetweenOwnStages):
 
 
 def between_stages(config: Any, ways: int, prompt: int) -> BetweenStages:
-    """Return what a model passes between stages; `ways` and `prompt` as in `BetweenTransformerStages`."""
+    """Return what a model passes between stages; `ways` and `prompt` as in `BetweenTransformerStages`.
+
+    Args:
+        config: the model's configuration; `divided_by` tells what divides it.
+        ways: see `BetweenTransformerStages`.
+        prompt: see `BetweenTransformerStages`.
+    """
     if config.divided_by == "rules":
         return BetweenTransformerStages(config, ways, prompt)
     return BetweenHuggingFaceStages(config) if config.divided_by == "plan" else BetweenOwnStages(config)

@@ -21,7 +21,12 @@ Maxima = Callable[[CutBlocks, Tensor], Tensor]
 
 
 def own_maxima(blocks: CutBlocks, values: Tensor) -> Tensor:
-    """Return the values of the only rank."""
+    """Return the values of the only rank.
+
+    Args:
+        blocks: the blocks of this rank.
+        values: their values, [.., n].
+    """
     return values
 
 
@@ -51,6 +56,7 @@ class BlockMaxima:
         indices, count = self._agreed
         if not count:
             return values
+        # Zero is neutral, because the values are maxima of magnitudes.
         maxima = values.new_zeros(*values.shape[:-1], count)
         # Two shards of a rank may have parts of one block, as on tied stages, hence a maximum and no assignment.
         maxima.scatter_reduce_(-1, indices.expand_as(values), values, "amax")
@@ -64,9 +70,17 @@ def union(numbers: Numbers, groups: Sequence[ProcessGroup], device: torch.device
     """Return the numbers that any rank of the groups has, ascending. All ranks call it together.
 
     Messages are tensors on `device`: on a GPU the groups have no other backend than NCCL.
+
+    Args:
+        numbers: numbers that this rank has, in any order.
+        groups: the groups to merge over, one after the other: the union over a grid of ranks is that over its axes
+            in turn.
+        device: the device of the groups' backend.
     """
     merged = np.unique(numbers)
     for group in groups:
+        # Ranks have different numbers of blocks, and an all-gather needs equal parts: sizes first, then rows padded to
+        # the longest.
         sizes = torch.empty(group.size, dtype=torch.int64, device=device)
         dist.all_gather_single(sizes, torch.tensor([len(merged)], device=device), group=group.handle)
         padded = torch.zeros(int(sizes.max()), dtype=torch.int64, device=device)

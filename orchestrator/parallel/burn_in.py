@@ -94,9 +94,9 @@ def memory(device: torch.device, size: int, seed: int) -> list[str]:
             fill(part, number, seed)
         count = 0
         for number, part in enumerate(words.split(AT_ONCE // 8)):
-            wanted = torch.empty_like(part)
-            fill(wanted, number, seed)
-            count += int((part != wanted).sum())
+            expected = torch.empty_like(part)
+            fill(expected, number, seed)
+            count += int((part != expected).sum())
         if count:
             wrong.append(f"{count} words of memory do not keep {name}")
     return wrong
@@ -121,9 +121,11 @@ def collectives(device: torch.device, seed: int) -> list[str]:
         device: this rank's device.
         seed: of the numbers.
     """
-    rank, world = dist.get_rank(), dist.get_world_size()
+    rank = dist.get_rank()
+    world = dist.get_world_size()
     parts = [_numbers(seed, source) for source in range(world)]
-    mine, total = parts[rank].to(device), sum(parts[1:], parts[0])
+    mine = parts[rank].to(device)
+    total = sum(parts[1:], parts[0])
     slices = [part.chunk(world)[rank] for part in parts]
 
     def checks() -> Iterator[tuple[str, Tensor, Tensor]]:
@@ -141,9 +143,9 @@ def collectives(device: torch.device, seed: int) -> list[str]:
         yield "all-to-all", result, torch.cat(slices)
 
     return [
-        f"{name} over {world} ranks: {int((result.cpu() != wanted).sum())} wrong elements on rank {rank}"
-        for name, result, wanted in checks()
-        if not torch.equal(result.cpu(), wanted)
+        f"{name} over {world} ranks: {int((result.cpu() != expected).sum())} wrong elements on rank {rank}"
+        for name, result, expected in checks()
+        if not torch.equal(result.cpu(), expected)
     ]
 
 

@@ -107,7 +107,12 @@ def exchange(x: Tensor, received: Sequence[int], sent: Sequence[int], group: Pro
 
 
 def summed(x: Tensor, group: ProcessGroup) -> Tensor:
-    """Return the sum over the group, without a gradient."""
+    """Return the sum over the group, without a gradient.
+
+    Args:
+        x: a tensor of any shape, the same shape on all ranks. It stays as it is.
+        group: the ranks.
+    """
     if group.size == 1:
         return x
     # An all-reduce works in place, and `x` is an activation that autograd may still need.
@@ -171,6 +176,7 @@ class _Copy(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
+        # Every rank used x in another part of the layer, so x has the sum of their gradients.
         return summed(grads[0], ctx.group), None
 
 
@@ -181,6 +187,7 @@ class _Reduce(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
+        # Each summand has the gradient of the sum, which is the same on all ranks already.
         return grads[0], None
 
 
@@ -192,6 +199,7 @@ class _Gather(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
+        # All ranks used this rank's part: their gradients of it are summed, and only that part comes back.
         return _scattered(grads[0], ctx.dim, ctx.group), None, None
 
 
@@ -238,4 +246,5 @@ class _Exchange(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None, None]:
+        # The gradients of rows go back the way the rows came: counts received and sent change places.
         return _exchanged(grads[0], ctx.sent, ctx.received, ctx.group), None, None, None

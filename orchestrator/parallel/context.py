@@ -47,7 +47,13 @@ ALONG_LENGTH = (
 
 
 def positions_of(length: int, cp: ProcessGroup, device: torch.device) -> Tensor:
-    """Return the positions that this rank holds, int64 [length / ranks], ascending."""
+    """Return the positions that this rank holds, int64 [length / ranks], ascending.
+
+    Args:
+        length: number of tokens of a whole sequence, a multiple of 2 x ranks.
+        cp: the context-parallel group.
+        device: the device of the result.
+    """
     chunks = torch.arange(length, device=device).chunk(2 * cp.size)
     return torch.cat((chunks[cp.index], chunks[2 * cp.size - 1 - cp.index]))
 
@@ -62,6 +68,11 @@ def slice_batch(batch: Batch, config: TransformerConfig, cp: ProcessGroup) -> Ba
     - a sliding window alone: the tokens of all L positions (WHOLE_TOKENS)
     - any other: `visible` bool [B, L / ranks, L], see `self_mask`; layers with full attention have
       `visible_in_full`
+
+    Args:
+        batch: whole sequences, the same on all ranks of the group.
+        config: the model, whose masks and positions must be those of whole sequences.
+        cp: the context-parallel group.
     """
     if cp.size == 1:
         return batch
@@ -113,7 +124,12 @@ def slice_batch(batch: Batch, config: TransformerConfig, cp: ProcessGroup) -> Ba
 
 
 def apply_context(model: nn.Module, cp: ProcessGroup) -> None:
-    """Replace every attention core and router by one that sees the whole sequence."""
+    """Replace every attention core and router by one that sees the whole sequence.
+
+    Args:
+        model: a stage of the model; changed in place.
+        cp: the context-parallel group.
+    """
     for module in list(model.modules()):
         for leaf, child in list(module.named_children()):
             if isinstance(child, AttentionCore):
@@ -142,7 +158,17 @@ class ContextCore(nn.Module):
         keys: Tensor | None = None,
         sinks: Tensor | None = None,
     ) -> Tensor:
-        """Return [B, heads, L / ranks, D of the values]; query, key and value are [B, heads, L / ranks, D] each."""
+        """Return [B, heads, L / ranks, D of the values]; query, key and value are [B, heads, L / ranks, D] each.
+
+        Args:
+            query: this rank's queries, [B, heads, L / ranks, D].
+            key: this rank's keys, [B, key-value heads, L / ranks, D].
+            value: this rank's values, [B, key-value heads, L / ranks, D of the values].
+            mask: which keys each query sees.
+            bias: must be None.
+            keys: dropout keys of this rank's tokens, [B, L / ranks]; None without dropout.
+            sinks: attention sinks of each head; None without.
+        """
         # A bias [heads, L, L] by distance would have to be cut by queries and reordered by keys. Layouts refuse such
         # models.
         assert bias is None
@@ -281,6 +307,10 @@ class GlobalRouter:
         """Return the routes of this rank's tokens, like `Router.forward`.
 
         hidden [B, L / ranks, hidden]; real bool [B, L], False for padding.
+
+        Args:
+            hidden: this rank's tokens, [B, L / ranks, hidden].
+            real: bool [B, L] of whole sequences, False for padding; None without padding.
         """
         routes = self._core(in_order(gather(hidden, 1, self._cp), 1, self._cp), real)
         mine = positions_of(routes.experts.shape[1], self._cp, hidden.device)
@@ -293,7 +323,13 @@ class GlobalRouter:
 
 
 def in_order(full: Tensor, dim: int, cp: ProcessGroup) -> Tensor:
-    """Reorder 2 x ranks chunks along `dim` from the order of ranks (0, 2n-1, 1, 2n-2, ..) to that of the sequence."""
+    """Reorder 2 x ranks chunks along `dim` from the order of ranks (0, 2n-1, 1, 2n-2, ..) to that of the sequence.
+
+    Args:
+        full: parts of all ranks, concatenated along `dim` in rank order.
+        dim: the dimension of the sequence.
+        cp: the context-parallel group.
+    """
     # Rank r's gathered part is its chunks r and 2n - 1 - r, in this order, so pieces 2r and 2r + 1 of `full`.
     chunks: list[Any] = [None] * (2 * cp.size)
     for number, chunk in enumerate(full.chunk(2 * cp.size, dim)):

@@ -45,6 +45,8 @@ def cuts(
     last = usual.pipeline_rank_of(usual.stages - 1)
 
     def busiest(counts: tuple[int, ...]) -> float:
+        # A pipeline runs at the pace of its busiest rank. Under ZB-V the last stage is on the first rank, which then
+        # has both ends.
         more = [first * (rank == 0) + head * (rank == last) for rank in range(pp)]
         return max(count + extra for count, extra in zip(counts, more, strict=True))
 
@@ -54,7 +56,12 @@ def cuts(
 
 
 def layers_by_rank(layers: int, layout: Layout) -> tuple[int, ...]:
-    """Return the number of layers of each rank of the pipeline."""
+    """Return the number of layers of each rank of the pipeline.
+
+    Args:
+        layers: number of layers of the model.
+        layout: its pipeline axis decides the stages of a rank.
+    """
     return _by_rank(
         layers,
         layout.pp,

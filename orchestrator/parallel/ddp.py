@@ -20,22 +20,24 @@ class Ddp:
         self.shards: list[ParameterShard] = []
         for expert in (False, True):
             group = mesh.expert_data if expert else mesh.data
-            mine = [h for h in parameters if h.cut.expert == expert]
+            mine = [local for local in parameters if local.cut.expert == expert]
             if mine:
-                self._buckets.append(GradientBuckets([h.parameter for h in mine], _sum_over(group), group))
-            for h in mine:
-                boxes = boxes_of(h.cut, 0, h.parameter.numel())
-                first = h.original and group.index == 0
-                is_first_copy = h.cut.over_tp or mesh.tp.index == 0
+                self._buckets.append(
+                    GradientBuckets([local.parameter for local in mine], _sum_over(group), group)
+                )
+            for local in mine:
+                boxes = boxes_of(local.cut, 0, local.parameter.numel())
+                first = local.original and group.index == 0
+                is_first_copy = local.cut.over_tp or mesh.tp.index == 0
                 self.shards.append(
                     ParameterShard(
-                        h.name,
-                        h.cut,
-                        parameter=h.parameter,
+                        local.name,
+                        local.cut,
+                        parameter=local.parameter,
                         boxes=boxes,
                         replica_group=group,
                         counted=first and is_first_copy,
-                        saved=h.original and is_first_copy,
+                        saved=local.original and is_first_copy,
                     )
                 )
 

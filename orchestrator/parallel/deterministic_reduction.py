@@ -23,27 +23,29 @@ class DeterministicReduction:
     def __init__(self, parameters: list[LocalParameter], mesh: Mesh, device: torch.device) -> None:
         self._group = mesh.data
         mine = mesh.data.index == 0
-        with_boxes = [(h, boxes_of(h.cut, 0, h.parameter.numel())) for h in parameters]
+        with_boxes = [(local, boxes_of(local.cut, 0, local.parameter.numel())) for local in parameters]
         self.shards = [
             ParameterShard(
-                h.name,
-                h.cut,
-                parameter=h.parameter,
+                local.name,
+                local.cut,
+                parameter=local.parameter,
                 boxes=boxes,
                 replica_group=mesh.data,
                 counted=mine,
                 saved=True,
             )
-            for h, boxes in with_boxes
+            for local, boxes in with_boxes
         ]
-        size = sum(h.parameter.numel() for h in parameters)
+        size = sum(local.parameter.numel() for local in parameters)
         ways = self._group.size
         # Padded, so that the all-to-all has equal slices.
         self._flat = torch.zeros(-(-size // ways) * ways, device=device)
         offset = 0
-        for h in parameters:
-            h.parameter.grad = self._flat[offset : offset + h.parameter.numel()].view_as(h.parameter)
-            offset += h.parameter.numel()
+        for local in parameters:
+            local.parameter.grad = self._flat[offset : offset + local.parameter.numel()].view_as(
+                local.parameter
+            )
+            offset += local.parameter.numel()
         self._sums: list[tuple[int, Tensor]] = []
         self._computed = False
 

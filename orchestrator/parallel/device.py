@@ -111,7 +111,7 @@ class Device:
             return
         torch.autocast_increment_nesting()  # autocast clears its cache when the outermost context ends
         try:
-            with casts.kept():
+            with casts.shared():
                 yield
         finally:
             if torch.autocast_decrement_nesting() == 0:
@@ -147,8 +147,15 @@ def open_device(train: TrainSpec, worker: PerWorker, context: WorkerContext) -> 
 
     Raises RuntimeError if the job asks for a GPU and there is none. Raises InputError if two ranks would share a GPU,
     or if the GPU does not support the job's precision.
+
+    Args:
+        train: the job's training options; read for dtype and determinism.
+        worker: the resources of a rank.
+        context: what the worker host tells its rank.
     """
     rank_info = context.rank_info
+    # torch takes all cores by default; ranks of a node would then compete for them. The number also decides how CPU
+    # kernels split their sums, so it must not depend on the machine.
     torch.set_num_threads(max(int(worker.cpu), 1))
     if worker.gpu:
         device = _take_gpu(rank_info, train.determinism == "bitwise")
@@ -173,7 +180,12 @@ def open_device(train: TrainSpec, worker: PerWorker, context: WorkerContext) -> 
 
 
 def check_has_precision(precision: str, device: torch.device) -> None:
-    """Raise InputError if the precision is fp8 and the GPU has no FP8 matrix multiplication."""
+    """Raise InputError if the precision is fp8 and the GPU has no FP8 matrix multiplication.
+
+    Args:
+        precision: `train.precision` of the job.
+        device: the rank's GPU.
+    """
     if precision == "fp8" and torch.cuda.get_device_capability(device) < HAS_8_BITS:
         problem = f"{torch.cuda.get_device_name(device)} has no FP8 matrix multiplication"
         raise InputError(problem, "train.precision", "set it to bf16, or use an Ada, Hopper or Blackwell GPU")
@@ -226,6 +238,10 @@ def gpu_of(local_rank: int, visible: int) -> int:
     Ray.
 
     Raises InputError if there are too few.
+
+    Args:
+        local_rank: the rank's number on its node.
+        visible: number of GPUs that the process sees.
     """
     if visible == 1:
         return 0  # `check_own_gpu` detects a GPU that several ranks have
@@ -250,7 +266,10 @@ def set_numerics(bitwise: bool) -> None:
 
     With `bitwise`, use only algorithms that always give the same bits. An operator without one then raises.
     """
+    # TF32 has 10 bits of mantissa where fp32 has 23 (NVIDIA A100 whitepaper), so fp32 jobs would not be equal to their
+    # CPU runs.
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
+    # cuDNN's benchmark picks a kernel by its measured time, so two runs of a job could have different bits.
     torch.backends.cudnn.benchmark = False
     os.environ.update(WORKSPACE)
     if bitwise:

@@ -48,11 +48,17 @@ EXTRA = "distilled_extra"
 
 
 def shards_of(vocabulary: int, tp: ProcessGroup) -> Shards:
-    """Return how logits are cut over tensor-parallel ranks; `vocabulary` is 0 if they are whole on each rank."""
+    """Return how logits are cut over tensor-parallel ranks; `vocabulary` is 0 if they are whole on each rank.
+
+    Args:
+        vocabulary: size of the vocabulary if tensor parallelism splits the logits over it, else 0.
+        tp: the tensor-parallel group.
+    """
     if tp.size == 1 or not vocabulary:
         return WHOLE
 
     def highest(values: Tensor) -> Tensor:
+        # An all-reduce works in place, and the values are needed afterwards.
         values = values.clone()
         if tp.handle is not None:
             tp.sent(values)
@@ -105,11 +111,15 @@ class Distilling:
     def _row_divergences(self, batch: Batch, spec: LogitsSpec) -> Callable[[Tensor, int], Tensor]:
         """Return the divergences of rows of student logits from those of the teacher, by the first row."""
         labels = batch["labels"]
-        temperature, kind, shards = spec.temperature, spec.divergence, self._shards
+        temperature = spec.temperature
+        kind = spec.divergence
+        shards = self._shards
         if TOP_TOKENS in batch:
             top = _top(batch)
 
             def stored_divergences(rows: Tensor, first: int) -> Tensor:
+                # Student logits may come chunk by chunk, see `ChunkedLoss`: `first` says which rows of the micro-batch
+                # these are.
                 at = slice(first, first + len(rows))
                 part = Top(top.tokens[at], top.logits[at], top.log_sum[at])
                 return of_top(part, rows, temperature, kind, shards)

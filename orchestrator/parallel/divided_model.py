@@ -18,7 +18,17 @@ from workloads.workload import Workload
 
 
 def divide(model: nn.Module, workload: Workload, layout: Layout, mesh: Mesh) -> dict[str, Cut]:
-    """Reduce a stage to this rank's part of its tensors, and return the cut of every parameter."""
+    """Reduce a stage to this rank's part of its tensors, and return the cut of every parameter.
+
+    Args:
+        model: a stage on the meta device; changed in place.
+        workload: says how each tensor is cut, and what is trained.
+        layout: read for sequence parallelism.
+        mesh: the process groups.
+
+    Returns:
+        The cut of each parameter by name.
+    """
     styles = workload.sharding()
     # Before the cut: cut parameters are new tensors and take over `requires_grad`.
     freeze(model, workload)
@@ -37,6 +47,11 @@ def divide(model: nn.Module, workload: Workload, layout: Layout, mesh: Mesh) -> 
 
 
 def freeze(model: nn.Module, workload: Workload) -> None:
-    """Turn off the gradients of the parameters that the workload does not train."""
+    """Turn off the gradients of the parameters that the workload does not train.
+
+    Args:
+        model: the model; changed in place.
+        workload: `frozen` has the names of the parameters that are not trained.
+    """
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(name not in workload.frozen)

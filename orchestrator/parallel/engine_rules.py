@@ -31,7 +31,7 @@ def engine_problems(
         verifies: whether it computes steps again.
         speaks: whether it continues prompts while it trains.
     """
-    problems, train = [], train
+    problems = []
     if train.compile and layout.pp > 1 and layout.schedule in SPLIT:
         problems.append(
             f"schedule {layout.schedule} splits the backward pass, which compiled blocks cannot; "

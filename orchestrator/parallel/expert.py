@@ -16,7 +16,12 @@ from workloads.model.moe import Experts
 
 
 def apply_expert(model: nn.Module, group: ProcessGroup) -> None:
-    """Wrap the experts of every layer in the exchange of tokens. Their parameters must be cut to this rank already."""
+    """Wrap the experts of every layer in the exchange of tokens. Their parameters must be cut to this rank already.
+
+    Args:
+        model: a stage of the model; changed in place.
+        group: the ranks that divide the experts.
+    """
     for module in model.modules():
         if isinstance(module, Experts):
             module.forward = Exchange(module, group).forward  # type: ignore[method-assign]
@@ -44,7 +49,12 @@ class Exchange:
         self._group = group
 
     def forward(self, rows: Tensor, counts: Tensor) -> Tensor:
-        """Return [R, hidden] like `Experts.forward`, for rows [R, hidden] sorted by expert and counts [all experts]."""
+        """Return [R, hidden] like `Experts.forward`, for rows [R, hidden] sorted by expert and counts [all experts].
+
+        Args:
+            rows: the tokens' hidden states, once for each chosen expert, [R, hidden].
+            counts: rows of each expert, int64 [all experts]; they sum to R.
+        """
         # [ranks, experts of a rank]: experts are numbered by rank, rank 0 has the first ones.
         sent = counts.view(self._group.size, -1)
         received = torch.empty_like(sent)
@@ -61,6 +71,8 @@ class Exchange:
         # gets the number of its expert; a stable sort by it keeps the ranks in order.
         experts = torch.arange(received.shape[1], device=rows.device).repeat(self._group.size)
         order = experts.repeat_interleave(received.flatten(), output_size=sum(incoming)).argsort(stable=True)
+        # [rows that arrived, hidden]. The sum over ranks counts the rows of each local expert, as `Experts.forward`
+        # needs them.
         results = self._local(arrived[order], received.sum(0))
         # The inverse permutation by one scatter; a second argsort would cost R log R.
         inverse = torch.empty_like(order)

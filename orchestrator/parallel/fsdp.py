@@ -249,22 +249,22 @@ class Fsdp:
         self._keeps_weights = mesh.layout.zero == 2
         self._parameters: list[nn.Parameter] = []
         self.shards: list[ParameterShard] = []
-        for h in parameters:
-            local = local_of(h.parameter)
+        for local_parameter in parameters:
+            local = local_of(local_parameter.parameter)
             if not local.numel():
                 continue
             mine = nn.Parameter(local)
-            self._parameters.append(h.parameter)
+            self._parameters.append(local_parameter.parameter)
             # Copies on other stages (tied) or tensor-parallel ranks (not cut) are neither counted nor saved.
-            is_first = h.original and (h.cut.over_tp or mesh.tp.index == 0)
+            is_first = local_parameter.original and (local_parameter.cut.over_tp or mesh.tp.index == 0)
             # FSDP2 leaves scalars whole, so all ranks hold them.
             replicas = mesh.copies if local.dim() else mesh.data
             self.shards.append(
                 ParameterShard(
-                    name=h.name,
-                    cut=h.cut,
+                    name=local_parameter.name,
+                    cut=local_parameter.cut,
                     parameter=mine,
-                    boxes=_row_boxes(h),
+                    boxes=_row_boxes(local_parameter),
                     replica_group=replicas,
                     counted=is_first and replicas.index == 0,
                     saved=is_first,
@@ -297,6 +297,7 @@ class Fsdp:
         for shard, parameter in zip(self.shards, self._parameters, strict=True):
             gradient = parameter.grad
             shard.parameter.grad = (
+                # An expert without a token in the whole step, or an unused parameter, has no gradient.
                 torch.zeros_like(shard.parameter) if gradient is None else local_of(gradient)
             )
         for shard in self.shards:
@@ -324,19 +325,24 @@ def reshard(model: nn.Module) -> None:
 
 
 def frozen_shards(parameters: Iterable[LocalParameter], mesh: Mesh) -> list[ParameterShard]:
-    """Return this rank's parts of the frozen parameters, which are neither counted in norms nor saved."""
+    """Return this rank's parts of the frozen parameters, which are neither counted in norms nor saved.
+
+    Args:
+        parameters: all parameters of the rank's stages, trained ones too.
+        mesh: the process groups.
+    """
     alone = ProcessGroup((mesh.rank,), 0, None)
     shards = []
-    for h in parameters:
-        local = local_of(h.parameter)
-        if not h.parameter.requires_grad and local.numel():
+    for local_parameter in parameters:
+        local = local_of(local_parameter.parameter)
+        if not local_parameter.parameter.requires_grad and local.numel():
             mine = nn.Parameter(local, requires_grad=False)
             shards.append(
                 ParameterShard(
-                    name=h.name,
-                    cut=h.cut,
+                    name=local_parameter.name,
+                    cut=local_parameter.cut,
                     parameter=mine,
-                    boxes=_row_boxes(h),
+                    boxes=_row_boxes(local_parameter),
                     replica_group=alone,
                     counted=False,
                     saved=False,

@@ -78,9 +78,9 @@ class FullMatrices:
         """Yield the matrices in rounds, each with its replica group. In a round a replica owns at most one matrix."""
         for expert in (False, True):
             group = self._mesh.expert_data if expert else self._mesh.data
-            some = [(name, cut) for name, cut in self._cuts.items() if cut.expert == expert]
-            for at in range(0, len(some), group.size):
-                yield group, some[at : at + group.size]
+            matrices = [(name, cut) for name, cut in self._cuts.items() if cut.expert == expert]
+            for at in range(0, len(matrices), group.size):
+                yield group, matrices[at : at + group.size]
 
     def _part(
         self, name: str, part_of: Callable[[ParameterShard], Tensor]

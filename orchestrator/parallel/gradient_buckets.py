@@ -41,7 +41,8 @@ class GradientBuckets:
         self._missing: list[int] = []
         self._next = 0
         self._work: list[dist.Work] = []
-        bucket, max_bytes = list[nn.Parameter](), bucket_bytes(group.size)
+        bucket = list[nn.Parameter]()
+        max_bytes = bucket_bytes(group.size)
         # The backward pass reaches the last parameters first.
         for parameter in reversed([p for p in parameters if p.requires_grad]):
             if bucket and sum(p.numel() * 4 for p in bucket) + parameter.numel() * 4 > max_bytes:

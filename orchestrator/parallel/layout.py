@@ -161,9 +161,10 @@ class Layout:
 
         A search makes hundreds of thousands of copies, and `dataclasses.replace` takes ten times as long.
         """
-        made = object.__new__(Layout)
-        made.__dict__.update(self.__dict__, **changes)
-        return made
+        layout = object.__new__(Layout)
+        # Around the frozen dataclass's own constructor, which sets each field by `object.__setattr__`.
+        layout.__dict__.update(self.__dict__, **changes)
+        return layout
 
     def to_json(self) -> dict[str, Any]:
         """Return the layout as plain data."""
@@ -205,7 +206,12 @@ def _indivisible(degree: int, size: int, axis: str, name: str) -> list[str]:
 
 
 def split_problems(layout: Layout, shape: ModelShape) -> list[str]:
-    """Return the problems of splitting the model by each degree, one line each."""
+    """Return the problems of splitting the model by each degree, one line each.
+
+    Args:
+        layout: the layout to check.
+        shape: the sizes of the model, or of a teacher in the same layout.
+    """
     if shape.no_model_split:
         cut = {"tp": "tensors", "pp": "layers", "ep": "experts", "cp": "the sequence"}
         why = {"tp": shape.no_tensor_split, "pp": shape.no_pipeline_split}
@@ -382,11 +388,15 @@ def batch_problems(layout: Layout, global_batch: int, even_shares: str = "") -> 
             f"micro-batch {layout.micro_batch}{why}; choose a width or micro-batch that divides it"
         ]
     parts, pp = layout.accumulation(global_batch), layout.pp
+    # torch's 1F1B refuses fewer micro-batches than stages, because its warm-up on the first rank needs one for each
+    # stage.
     if pp > 1 and layout.schedule != "gpipe" and parts < pp:
         return [
             f"schedule {layout.schedule} needs at least pp {pp} micro-batches, and there are {parts}; "
             "lower micro_batch, or set schedule to gpipe"
         ]
+    # The schedule runs rounds of pp micro-batches on each stage of a rank (Narayanan et al., 2021, section 2.2). torch
+    # is laxer and also runs some longer rounds, such as 5 micro-batches on 4 ranks.
     if pp > 1 and layout.schedule in ("interleaved", "zero_bubble") and parts % pp:
         return [
             f"schedule {layout.schedule} needs a multiple of pp {pp} micro-batches, and there are {parts}; "

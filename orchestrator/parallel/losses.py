@@ -361,6 +361,7 @@ class StepLosses:
         """Keep the log-probabilities of a micro-batch's labels, of whole rows also under context parallelism."""
         assert self._by_token is not None
         log_p = token_log_probabilities(output, batch, self._token_loss)
+        # [B, L / cp]; labels that are ignored count as 0, so that sums over a row need no mask.
         log_p = log_p.where(batch["labels"] != IGNORED, 0.0)
         if self._mesh.cp.size > 1:
             full_rows = log_p.new_zeros(len(log_p), log_p.shape[1] * self._mesh.cp.size)

@@ -22,7 +22,14 @@ from workloads.workload import Workload
 
 
 def keep_in_4_bits(model: nn.Module, names: Container[str], cuts: Mapping[str, Cut]) -> None:
-    """Replace the named weights of a model on the meta device by weights in 4 bits, which are buffers."""
+    """Replace the named weights of a model on the meta device by weights in 4 bits, which are buffers.
+
+    Args:
+        model: a stage on the meta device, cut to this rank; changed in place.
+        names: the weights to replace.
+        cuts: this rank's part of each weight. A block of columns with one scale may reach into another rank's part;
+            this rank then stores the whole block.
+    """
     for name, parameter in list(model.named_parameters()):
         if name not in names:
             continue
@@ -65,6 +72,15 @@ def fake_quantise(
 
     A rank with a part of each row needs the largest number of the whole row: that of all ranks in the group `tp`.
     Raises WorkloadError if its part has no whole groups.
+
+    Args:
+        model: a stage of the model; changed in place.
+        workload: names the blocks whose layers are quantised.
+        scheme: bits, groups and layers.
+        tp: the tensor-parallel group; None for a model that is whole.
+
+    Raises:
+        WorkloadError: a rank's part of a row has no whole groups.
     """
     divided = (
         partial(FakeQuantiser, over_ranks=partial(_largest_over, tp)) if tp and tp.size > 1 else FakeQuantiser
@@ -78,6 +94,8 @@ def fake_quantise(
                 f"a rank's part of {name} has rows of {weight.shape[1]}, which is not a multiple of the group of "
                 f"{scheme.group} weights with one scale; lower tp, or choose a smaller quantize.group or row"
             )
+        # A row-parallel layer has a part of each row [out, in / tp], so the largest number of a group of type row is
+        # found over the ranks. A column-parallel layer has whole rows [out / tp, in].
         if isinstance(module, RowLinear):
             module.product = divided(scheme.of(name))
         else:

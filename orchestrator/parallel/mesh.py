@@ -99,7 +99,7 @@ class Mesh:
         self.coordinate: Coordinate = layout.coordinate(self.rank)
         # This rank's groups by their ranks: axes of equal ranks share one. None for a group of one rank.
         everyone = tuple(range(layout.world))
-        self._made: dict[tuple[int, ...], dist.ProcessGroup | None] = {everyone: dist.group.WORLD}
+        self._handles: dict[tuple[int, ...], dist.ProcessGroup | None] = {everyone: dist.group.WORLD}
         self._counted: set[frozenset[int]] = set()
         """Stages whose groups exist, see `stage_group`."""
         pp, dp, cp, tp = (self.coordinate[axis] for axis in AXES)
@@ -163,7 +163,7 @@ class Mesh:
             self.expert_shard.ranks,
         }
         probe = torch.ones(1, device=device)
-        for ranks, handle in self._made.items():
+        for ranks, handle in self._handles.items():
             if handle is not None and (len(ranks) > 1 or self.layout.world == 1) and ranks not in rare:
                 dist.all_reduce(probe, dist.ReduceOp.MAX, group=handle)
         probe.item()  # waits, so that a failed connection is reported here
@@ -180,9 +180,9 @@ class Mesh:
             even_of_one: whether a group of one rank gets a handle too.
         """
         members = tuple(ranks)
-        if self._made.get(members) is None and (len(members) > 1 or even_of_one):
-            self._made[members] = self._make(list(members))
-        handle = self._made.get(members)
+        if self._handles.get(members) is None and (len(members) > 1 or even_of_one):
+            self._handles[members] = self._make(list(members))
+        handle = self._handles.get(members)
         return ProcessGroup(members, members.index(self.rank), handle, self.clock, self.witness)
 
     def _make(self, members: list[int]) -> dist.ProcessGroup:

@@ -32,6 +32,8 @@ class Offload:
         for host, device in zip(self.shards, self._inner.shards, strict=True):
             assert host.parameter.grad is not None
             assert device.parameter.grad is not None
+            # All copies are queued before the one wait below. They overlap only because the host's memory is
+            # page-locked.
             host.parameter.grad.copy_(device.parameter.grad, non_blocking=True)
         if torch.cuda.is_available():
             torch.cuda.current_stream().synchronize()

@@ -32,7 +32,12 @@ SECONDS = 60.0
 
 
 def check_stages(workload: OwnWorkload, batch: Batch) -> None:
-    """Raise WorkloadError if a module of `stages()` cannot run alone on the output of the one before."""
+    """Raise WorkloadError if a module of `stages()` cannot run alone on the output of the one before.
+
+    Args:
+        workload: the own model with its `stages()`.
+        batch: a few samples.
+    """
     count = workload.config.stages
     with torch.no_grad(), torch.device("meta"):
         empty = {name: torch.empty_like(tensor, device="meta") for name, tensor in batch.items()}
@@ -71,7 +76,8 @@ def check_sharding(
         continues: whether the ranks also continue texts by the method `logits` of an own model, which must not change
             either.
     """
-    where, group = f"{workload.name}: cut over {ways} ranks by {by}", _Threads(ways)
+    where = f"{workload.name}: cut over {ways} ranks by {by}"
+    group = _Threads(ways)
     expected = _undivided_result(workload, model, batch)
     styles = workload.sharding()
     results: list[tuple[Tensor, dict[str, Tensor]]] = []
@@ -138,8 +144,14 @@ def _check_logits(where: str, name: str, expected: Tensor, parts: Sequence[Tenso
 def check_layers(workload: Workload, model: nn.Module, batch: Batch) -> None:
     """Raise WorkloadError if cutting `model`, a class of transformers, into one-layer stages changes its loss or a
     gradient.
+
+    Args:
+        workload: the class of transformers.
+        model: its undivided module.
+        batch: a few samples.
     """
-    where, expected = f"{workload.name}: cut between its layers", _undivided_result(workload, model, batch)
+    where = f"{workload.name}: cut between its layers"
+    expected = _undivided_result(workload, model, batch)
     try:
         loss, gradients = _by_layers(workload, model, batch)
     except Exception as error:  # classes of transformers raise any kind of error
@@ -289,6 +301,11 @@ def check_stage_outputs(workload: OwnWorkload, model: nn.Module, batch: Batch) -
     """Raise WorkloadError if the stages of a model do not compute the same loss as its own `loss`.
 
     Raises it also if the output of the first stage has no gradient.
+
+    Args:
+        workload: the own model with its `stages()`.
+        model: its undivided module.
+        batch: a few samples.
     """
     assert isinstance(model, OwnNetwork)
     stages = stages_of(model.network)

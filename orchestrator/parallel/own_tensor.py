@@ -28,6 +28,11 @@ def apply_own_tensor(model: nn.Module, styles: Mapping[str, str], tp: ProcessGro
     A column-cut layer returns this rank's part of its outputs. A row-cut layer takes such a part, or cuts it from a
     full input, and returns the sum over all ranks. Logits over a vocabulary are gathered, because the loss is the
     model's own.
+
+    Args:
+        model: the model; changed in place.
+        styles: sharding styles by pattern of module names.
+        tp: the tensor-parallel group.
     """
     replaced: dict[nn.Module, nn.Module] = {}
     for name, module in list(model.named_modules(remove_duplicate=False)):

@@ -98,7 +98,7 @@ def parallelize(
         }
         earlier = {name for name, numbers in stages_by_name.items() if numbers[0] < number}
         every += local_parameters(stage, cuts, earlier)
-    trained = [h for h in every if h.parameter.requires_grad]
+    trained = [local for local in every if local.parameter.requires_grad]
     # Sorted by name, because all ranks must create the groups in the same order.
     tied_ranks = {
         name: frozenset(layout.pipeline_rank_of(number) for number in stages_by_name[name])
@@ -121,10 +121,11 @@ def parallelize(
         data = Zero1(trained, mesh, overlap)
     else:
         data = Ddp(trained, mesh, overlap)
+    # Last: the optimizer then sees shards on the host, while gradients were reduced on the device.
     data = data if layout.offload == "none" else Offload(data)
     return Parallel(
         stages=stages,
-        cuts={h.name: h.cut for h in trained},
+        cuts={local.name: local.cut for local in trained},
         shared=shared,
         data=data,
         frozen=frozen_shards(every, mesh),

@@ -78,7 +78,12 @@ class ParameterShard:
         return [part for _, view in self.views(tensor) for part in view.unbind()]
 
     def multiply(self, tensor: Tensor, factors: Tensor) -> Tensor:
-        """Multiply each of the `slices` of `tensor` by its factor in place, and return `tensor`."""
+        """Multiply each of the `slices` of `tensor` by its factor in place, and return `tensor`.
+
+        Args:
+            tensor: of the shard's size; weights or optimizer state.
+            factors: one for each of `slices`, [n].
+        """
         if not self.cut.stack:
             return tensor.mul_(factors[0])
         first = 0
@@ -111,6 +116,11 @@ def boxes_of(cut: Cut, begin: int, end: int) -> tuple[Box, ...]:
 
     A range of a row-major tensor consists of a part of a row, whole rows, and a part of a row; and each part of a row
     consists of the same, one dimension lower.
+
+    Args:
+        cut: the part of the global tensor that is flattened.
+        begin: first element of the range, counted within the cut.
+        end: element after the last one.
     """
     boxes: list[Box] = []
 
@@ -125,8 +135,10 @@ def boxes_of(cut: Cut, begin: int, end: int) -> tuple[Box, ...]:
         if low == 0 and high == math.prod(sizes):
             add((*prefix, *(0 for _ in sizes)), (*unit, *sizes))
             return
+        # `first` is the first row that begins within the range, `last` the row in which the range ends.
         row_size = math.prod(sizes[1:])
-        first, last = -(-low // row_size), high // row_size
+        first = -(-low // row_size)
+        last = high // row_size
         if first > last:  # within one row
             walk((*prefix, last), sizes[1:], low - last * row_size, high - last * row_size)
             return

@@ -29,7 +29,14 @@ class LocalParameter:
 def cut_parameters(
     model: nn.Module, styles: Mapping[str, str], mesh: Mesh, stacks: Container[str]
 ) -> dict[str, Cut]:
-    """Shrink every parameter of a model on the meta device to this rank's part; return the cuts by name."""
+    """Shrink every parameter of a model on the meta device to this rank's part; return the cuts by name.
+
+    Args:
+        model: the model; its parameters are replaced in place.
+        styles: sharding styles by pattern of module names.
+        mesh: the process groups.
+        stacks: names of stacks of experts, see `Workload.stacks`.
+    """
     cuts = {}
     parts = {}
     for name, parameter in list(model.named_parameters()):
@@ -46,6 +53,12 @@ def cut_parameters(
 def local_parameters(
     model: nn.Module, cuts: Mapping[str, Cut], elsewhere: Container[str]
 ) -> Iterator[LocalParameter]:
-    """Yield the parameters of a model under canonical names; `elsewhere` has the names that an earlier stage holds."""
+    """Yield the parameters of a model under canonical names; `elsewhere` has the names that an earlier stage holds.
+
+    Args:
+        model: a stage, cut to this rank.
+        cuts: the cut of each parameter.
+        elsewhere: names of parameters that an earlier stage holds.
+    """
     for name, parameter in model.named_parameters():
         yield LocalParameter(name, parameter, cuts[name], name not in elsewhere)

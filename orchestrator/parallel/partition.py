@@ -49,7 +49,13 @@ class Cut:
 
 
 def span(size: int, index: int, ways: int) -> tuple[int, int]:
-    """Return (start, length) of part `index` of `size` elements in `ways` parts that differ by at most one."""
+    """Return (start, length) of part `index` of `size` elements in `ways` parts that differ by at most one.
+
+    Args:
+        size: number of elements.
+        index: number of the part.
+        ways: number of parts.
+    """
     # Sizes need not divide: the rounding spreads the remainder, and every rank can compute every other rank's part.
     start = size * index // ways
     return start, size * (index + 1) // ways - start
@@ -59,6 +65,10 @@ def style_of(styles: Mapping[str, str], module: str) -> str | None:
     """Return the sharding style of a module: that of the first pattern of `styles` that matches.
 
     None: the module is replicated.
+
+    Args:
+        styles: sharding styles by pattern; the order matters.
+        module: name of the module.
     """
     return next((style for pattern, style in styles.items() if fnmatchcase(module, pattern)), None)
 
@@ -85,7 +95,8 @@ def cut_of(
     """
     module, _, leaf = name.rpartition(".")
     style = style_of(styles, module)
-    start, extent = [0] * len(shape), list(shape)
+    start = [0] * len(shape)
+    extent = list(shape)
     whole_in_parts = style == "heads"
 
     def take(dim: int, index: int, ways: int) -> None:

@@ -83,7 +83,17 @@ class DeferredGradients:
         bias: Tensor | None = None,
         in_8_bits: bool = False,
     ) -> Tensor:
-        """Compute x @ weight.T + bias, as `F.linear` or `float8.linear`, and postpone the weight's gradient."""
+        """Compute x @ weight.T + bias, as `F.linear` or `float8.linear`, and postpone the weight's gradient.
+
+        Args:
+            x: [.., in].
+            weight: [out, in].
+            bias: [out], or None.
+            in_8_bits: whether the product is that of `float8.linear`.
+
+        Returns:
+            [.., out].
+        """
         if isinstance(weight, QuantisedWeight):
             return product(x, weight)
         # In an evaluation, and for a frozen weight, nothing is left to postpone.
@@ -238,7 +248,12 @@ class Stage(PipelineStage):
         return super().get_bwd_recv_ops(bwd_chunk_id)
 
     def set_local_bwd_input(self, next_stage_bwd_outputs: tuple[Tensor | None, ...], mb_index: int) -> None:
-        """Take the gradients of an output that another stage of this rank has read; a missing one becomes zeros."""
+        """Take the gradients of an output that another stage of this rank has read; a missing one becomes zeros.
+
+        Args:
+            next_stage_bwd_outputs: the gradients of the other stage's inputs.
+            mb_index: number of the micro-batch.
+        """
         # Under ZB-V a rank has two stages, and the turn of the V passes a gradient within the rank instead of by a
         # message.
         infos = zip(self.grad_recv_info[mb_index], next_stage_bwd_outputs, strict=True)
@@ -246,7 +261,13 @@ class Stage(PipelineStage):
         super().set_local_bwd_input(next_stage_bwd_outputs, mb_index)
 
     def forward_one_chunk(self, fwd_chunk_id: int, *args: Any, **kwargs: Any) -> Any:
-        """Run the forward pass of a micro-batch. Autograd holds its input from here on, so the buffer is dropped."""
+        """Run the forward pass of a micro-batch. Autograd holds its input from here on, so the buffer is dropped.
+
+        Args:
+            fwd_chunk_id: number of the micro-batch.
+            *args: of torch's method.
+            **kwargs: of torch's method.
+        """
         self._see_arrived(self.args_recv_info[fwd_chunk_id])
         output = super().forward_one_chunk(fwd_chunk_id, *args, **kwargs)
         _free(self.args_recv_info[fwd_chunk_id])
@@ -255,7 +276,13 @@ class Stage(PipelineStage):
         return output
 
     def backward_one_chunk(self, bwd_chunk_id: int, *args: Any, **kwargs: Any) -> None:
-        """Run the backward pass of a micro-batch, and drop its output and the gradient's buffer."""
+        """Run the backward pass of a micro-batch, and drop its output and the gradient's buffer.
+
+        Args:
+            bwd_chunk_id: number of the micro-batch.
+            *args: of torch's method.
+            **kwargs: of torch's method.
+        """
         if self.has_backward and not self.is_last:
             self._see_arrived(self.grad_recv_info[bwd_chunk_id])
         super().backward_one_chunk(bwd_chunk_id, *args, **kwargs)
@@ -432,7 +459,8 @@ class Pipeline:
         return dist.P2POp(how, tensor, peer, self._mesh.pp.handle)
 
     def _forward_of(self, forward: Callable[..., Any], number: int) -> Callable[..., Any]:
-        first, last = number == 0, number == self._layout.stages - 1
+        first = number == 0
+        last = number == self._layout.stages - 1
 
         def run(*received: Tensor) -> Tensor | tuple[Tensor, ...]:
             batch = next(self._remaining[number])

@@ -21,7 +21,7 @@ class Agreed:
         stop: whether any rank was asked to stop.
         failures: maximum over ranks of failed saves in a row.
         ready: whether all ranks are ready for a snapshot.
-        snapshot_step: the step of the last snapshot that every rank has made, -1 before one; see `Saver.held`.
+        snapshot_step: the step of the last snapshot that every rank has made, -1 before one; see `Saver.snapshot_step`.
         failed_steps: `Saver.failed_step` of each rank.
         busy: seconds that each rank computed without waiting for others.
         memory: peak bytes of each rank.
@@ -47,9 +47,22 @@ def agree(
     busy: float = 0.0,
     memory: int = 0,
 ) -> Agreed:
-    """Combine every rank's values; all ranks call it together."""
+    """Combine every rank's values; all ranks call it together.
+
+    Args:
+        digest: this rank's part of the step's receipt.
+        stop: whether this rank was asked to stop.
+        failures: its failed saves in a row.
+        ready: whether it can take a snapshot now.
+        snapshot_step: the step of its last snapshot, -1 before one.
+        failed_step: the step of its last failed save, -1 without one.
+        busy: seconds that it computed in the step.
+        memory: its peak memory in bytes.
+    """
     values = [digest, int(stop), failures, int(ready), snapshot_step, failed_step, int(busy * 1e6), memory]
     mine = torch.tensor(values, dtype=torch.int64)
+    # One all-gather of eight numbers, where sums, minima and lists would take an all-reduce each. Every rank combines
+    # the same columns, and so decides the same.
     everyone = mine
     if (world := dist.get_world_size()) > 1:
         everyone = torch.empty(world * len(mine), dtype=torch.int64)
@@ -81,7 +94,13 @@ def broadcast_json(value: Any) -> Any:
 
 
 def swap_json(value: Any, to: int, of: int) -> Any:
-    """Send a value to one rank and return that of another. Every rank that is sent to names its sender as `of`."""
+    """Send a value to one rank and return that of another. Every rank that is sent to names its sender as `of`.
+
+    Args:
+        value: what to send.
+        to: the rank that gets it.
+        of: the rank whose value is returned.
+    """
     data = json.dumps(value).encode()
     sizes = torch.tensor([len(data)], dtype=torch.int64), torch.empty(1, dtype=torch.int64)
     _swap(*sizes, to, of)

@@ -46,6 +46,11 @@ def recompute(blocks: Sequence[nn.Module], layout: Layout, compiled: bool = Fals
 
     A recomputed block keeps only its input (Chen et al., 2016). With `selective` it also keeps the results of matrix
     products and attention (Korthikanti et al., 2022, section 5); if it is compiled, of attention only.
+
+    Args:
+        blocks: the layers of a stage, in order.
+        layout: says which blocks are recomputed, and how.
+        compiled: whether to compile all blocks.
     """
     recomputed = 0 if layout.recompute == "none" else layout.recompute_layers or len(blocks)
     if compiled:

@@ -37,6 +37,8 @@ class RouterLoad:
         for stage in stages:
             for name, counts in self._workload.routing(stage).items():
                 if self._mesh.tp.index == 0:  # the others of a tensor group see the same tokens
+                    # fp64 [routers, experts + 3]: choices that found no room, choices of each expert, entropy, tokens.
+                    # Counts stay exact in any order of additions.
                     sums[self._names.index(name)] += counts
         dist.all_reduce(sums)
         return dict(zip(self._names, sums, strict=True))

@@ -178,7 +178,18 @@ def runner_of(
     device: Device,
     clock: StepClock,
 ) -> Runner:
-    """Return the runner of this rank's stages: a pipeline if the layout has one, else what the loss needs."""
+    """Return the runner of this rank's stages: a pipeline if the layout has one, else what the loss needs.
+
+    Args:
+        stages: this rank's stages, in order.
+        workload: the model and its objective.
+        layout: how the ranks divide the work.
+        mesh: its process groups.
+        data: reduces gradients over the replicas; a pipeline's stages have their own hooks.
+        losses: the losses of a step.
+        device: this rank's device.
+        clock: measures the parts of a step.
+    """
     if layout.pp > 1:
         return Pipeline(
             stages=stages,

@@ -65,7 +65,8 @@ def share(key: str, shapes: Sequence[torch.Size], fill: Fill, wait: float = WAIT
             owners = _owners(file)
             result = next((fd for owner in owners if (fd := _opened(owner, name, size)) is not None), None)
             if result is None:
-                result, owners = _made(name, size, lambda memory: fill(_tensors(memory, shapes, starts))), []
+                result = _filled(name, size, lambda memory: fill(_tensors(memory, shapes, starts)))
+                owners = []
             _write(file, [*owners, (os.getpid(), result)])
     except (
         OSError,
@@ -73,6 +74,7 @@ def share(key: str, shapes: Sequence[torch.Size], fill: Fill, wait: float = WAIT
         AttributeError,
     ):  # no memfd, no /proc, another user's folder, a frozen owner
         return None
+    # Writable for torch, which warns of read-only memory; privately, so that a write copies the page.
     memory = mmap.mmap(result, size, mmap.MAP_PRIVATE, mmap.PROT_READ | mmap.PROT_WRITE)
     return SharedBase(_tensors(memory, shapes, starts), result)
 
@@ -93,13 +95,14 @@ def _tensors(memory: mmap.mmap, shapes: Sequence[torch.Size], starts: Sequence[i
     ]
 
 
-def _made(name: str, size: int, fill: Callable[[mmap.mmap], None]) -> int:
+def _filled(name: str, size: int, fill: Callable[[mmap.mmap], None]) -> int:
     """Return the descriptor of new memory, filled and sealed."""
     descriptor = os.memfd_create(f"base-{name}", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     try:
         os.ftruncate(descriptor, size)
         memory = mmap.mmap(descriptor, size)
         fill(memory)
+        # Last: memory whose owner was killed while it was filling has no mark, and nobody uses it.
         memory[:MARK] = name.encode().ljust(MARK, b"\0")
         fcntl.fcntl(
             descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | SEAL_FUTURE_WRITE
@@ -114,6 +117,7 @@ def _opened(owner: tuple[int, int], name: str, size: int) -> int | None:
     """Return a descriptor of the memory that a process has open; None if it no longer has it."""
     with contextlib.suppress(OSError):
         result = os.open(f"/proc/{owner[0]}/fd/{owner[1]}", os.O_RDONLY | os.O_CLOEXEC)
+        # A process id or a descriptor may have been given to something else since.
         if os.fstat(result).st_size == size and os.pread(result, MARK, 0).rstrip(b"\0") == name.encode():
             return result
         os.close(result)

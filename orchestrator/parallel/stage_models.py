@@ -14,7 +14,13 @@ from workloads.workload import Workload
 
 
 def plain_stage(workload: Workload, layout: Layout, number: int) -> nn.Module:
-    """Return stage `number` of the workload's model, uncut, on the meta device."""
+    """Return stage `number` of the workload's model, uncut, on the meta device.
+
+    Args:
+        workload: builds the model.
+        layout: says which layers a stage has.
+        number: number of the stage in the whole pipeline.
+    """
     # A model may be larger than a rank's memory; only its shapes are needed until it is cut.
     with torch.device("meta"):
         model = workload.build()
@@ -31,7 +37,12 @@ def _keep_layers(model: nn.Module, workload: Workload, layout: Layout, number: i
 
 
 def stages_with(workload: Workload, layout: Layout) -> dict[str, list[int]]:
-    """Return the numbers of the stages that hold each parameter, ascending; empty without a pipeline."""
+    """Return the numbers of the stages that hold each parameter, ascending; empty without a pipeline.
+
+    Args:
+        workload: builds the model.
+        layout: says which layers a stage has.
+    """
     stages: dict[str, list[int]] = {}
     if layout.pp == 1:
         return stages

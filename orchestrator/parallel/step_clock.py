@@ -65,7 +65,14 @@ class Timeline:
         return _moment(self._on_cuda)
 
     def add(self, kind: str, stage: int, part: int, began: Any) -> None:
-        """Add an action that ends now: F, B, I or W (see `planner.simulation.timeline`) of micro-batch `part`."""
+        """Add an action that ends now: F, B, I or W (see `planner.simulation.timeline`) of micro-batch `part`.
+
+        Args:
+            kind: F, B, I or W.
+            stage: number of the stage.
+            part: number of the micro-batch.
+            began: the moment at which it began, from `now`.
+        """
         self._actions.append((kind, stage, part, began, self.now()))
 
     def actions(self) -> list[tuple[str, int, int, float, float]]:
@@ -161,4 +168,5 @@ class StepClock:
                 seconds = start.elapsed_time(end) / 1e3
                 self._seconds[part] = self._seconds.get(part, 0.0) + seconds
             done += 1
+        # The last mark that was passed stays: it begins the part that is still running.
         del self._marks[:done]

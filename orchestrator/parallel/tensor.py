@@ -44,7 +44,8 @@ def apply_tensor(model: nn.Module, styles: Mapping[str, str], tp: ProcessGroup, 
     entered: set[str] = set()
     for name, module in list(model.named_modules()):
         parent, _, leaf = name.rpartition(".")
-        style, sliced = style_of(styles, name), sequence and is_sliced(name)
+        style = style_of(styles, name)
+        sliced = sequence and is_sliced(name)
         if style == "row" and isinstance(module, LoraLinear):
             sum_rows(module, tp, sliced)
         elif style == "row" and isinstance(module, nn.Linear):
@@ -95,7 +96,13 @@ class RowLinear(nn.Module):
 
 
 def sum_rows(module: LoraLinear, tp: ProcessGroup, sequence: bool) -> None:
-    """Make a layer with a low-rank adapter row-parallel, like `RowLinear`; one sum serves the weight and A."""
+    """Make a layer with a low-rank adapter row-parallel, like `RowLinear`; one sum serves the weight and A.
+
+    Args:
+        module: the layer, whose weight and A are cut over their inputs.
+        tp: the tensor-parallel group.
+        sequence: whether the outputs are slices of the sequence.
+    """
 
     def total(squares: Tensor) -> Tensor:
         tp.sent(squares)

@@ -25,8 +25,8 @@ class TiedGradients:
         self, parameters: Sequence[LocalParameter], mesh: Mesh, among: Mapping[str, ProcessGroup]
     ) -> None:
         self._tp = mesh.tp
-        self._partial = [h for h in parameters if h.cut.partial]
-        self._copies = {name: [h for h in parameters if h.name == name] for name in sorted(among)}
+        self._partial = [local for local in parameters if local.cut.partial]
+        self._copies = {name: [local for local in parameters if local.name == name] for name in sorted(among)}
         self._among = among
 
     @property
@@ -37,10 +37,12 @@ class TiedGradients:
     @torch.no_grad()
     def sum(self) -> None:
         """Sum the parameters' gradients in place."""
-        _sum_over([_gradient(h) for h in self._partial], self._tp)
+        _sum_over([_gradient(local) for local in self._partial], self._tp)
         for name, copies in self._copies.items():
             if copies:
-                first, *copies_here = [_gradient(h) for h in copies]
+                # Under ZB-V the first and the last stage are on one rank, and interleaved stages of one rank may share
+                # a relative bias. Their sum enters the all-reduce once.
+                first, *copies_here = [_gradient(local) for local in copies]
                 for other in copies_here:  # two stages of one rank
                     first.add_(other)
                 _sum_over([first], self._among[name])
@@ -50,6 +52,7 @@ class TiedGradients:
 
 def _gradient(local: LocalParameter) -> Tensor:
     if local.parameter.grad is None:
+        # Every rank of the group must enter the all-reduce, also one whose micro-batches did not reach the parameter.
         local.parameter.grad = torch.zeros_like(local.parameter)
     return local_of(local.parameter.grad)
 

@@ -49,6 +49,7 @@ class Message:
             return False
         if not (math.isfinite(self.norm) and math.isfinite(other.norm)):  # as where fp16 overflows
             return self.norm == other.norm or (math.isnan(self.norm) and math.isnan(other.norm))
+        # A share of the norm: sums of the same numbers in another order differ by rounding, which grows with the norm.
         limit = tolerance * max(self.norm, other.norm)
         return abs(self.norm - other.norm) <= limit and abs(self.projection - other.projection) <= limit
 
@@ -137,12 +138,15 @@ def projection_of(tensor: Tensor) -> Tensor:
     by_row = torch.cat(
         (flat[: row_count * WIDTH].view(-1, WIDTH) @ signs, (tail * signs[: len(tail)]).sum()[None])
     )
+    # Rows in fp32, their sum in fp64: the vector of signs is the outer product of two short ones and is never made
+    # whole.
     projection = torch.dot(by_row.double(), _signs(len(by_row), flat.device).double())
     return torch.stack((torch.linalg.vector_norm(flat, dtype=torch.float64), projection))
 
 
 def _signs(count: int, device: torch.device) -> Tensor:
     """Return fixed signs without a pattern, fp32 [count]: a bit of each number's hash."""
+    # Squaring mixes low bits into high ones; a bit of the product alone would repeat along the columns.
     mixed = torch.arange(1, count + 1, device=device) * ODD & 0xFFFFFFFF
     return ((mixed * mixed >> 31) & 1).float().mul_(2).sub_(1)
 

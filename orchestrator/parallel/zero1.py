@@ -26,7 +26,7 @@ class Zero1:
         self._parts: list[_Part] = []
         self.shards: list[ParameterShard] = []
         for expert in (False, True):
-            mine = [h for h in parameters if h.cut.expert == expert]
+            mine = [local for local in parameters if local.cut.expert == expert]
             if mine:
                 part = _Part(mine, mesh.expert_data if expert else mesh.data, mesh)
                 self._parts.append(part)
@@ -63,9 +63,9 @@ class _Part:
         self.group = group
         # Padded to a multiple of the group's size, so that every rank has a slice of the same length.
         self.buckets = GradientBuckets(
-            [h.parameter for h in parameters], self._scatter, group, multiple=group.size
+            [local.parameter for local in parameters], self._scatter, group, multiple=group.size
         )
-        by_parameter = {id(h.parameter): h for h in parameters}
+        by_parameter = {id(local.parameter): local for local in parameters}
         alone = ProcessGroup((mesh.rank,), 0, None)
         self._weights: list[Tensor] = []
         self.shards: list[ParameterShard] = []
@@ -76,8 +76,10 @@ class _Part:
             weights = torch.zeros_like(flat)
             self._weights.append(weights)
             for parameter in members:
-                h = by_parameter[id(parameter)]
+                local = by_parameter[id(parameter)]
                 count = parameter.numel()
+                # The forward pass then reads its weights from the bucket, where `gather` writes the other ranks'
+                # updates.
                 parameter.data = weights[offset : offset + count].view_as(parameter)
                 # The part of the parameter that lies in this rank's slice; a slice may begin or end within a parameter.
                 begin = max(offset, low)
@@ -86,13 +88,13 @@ class _Part:
                     # A view of the bucket: the optimizer's update writes straight into what `gather` sends.
                     mine = nn.Parameter(weights[begin:end])
                     mine.grad = flat[begin:end]
-                    boxes = boxes_of(h.cut, begin - offset, end - offset)
+                    boxes = boxes_of(local.cut, begin - offset, end - offset)
                     # Copies on other stages (tied) or tensor-parallel ranks (not cut) are neither counted nor saved.
-                    is_first = h.original and (h.cut.over_tp or mesh.tp.index == 0)
+                    is_first = local.original and (local.cut.over_tp or mesh.tp.index == 0)
                     self.shards.append(
                         ParameterShard(
-                            name=h.name,
-                            cut=h.cut,
+                            name=local.name,
+                            cut=local.cut,
                             parameter=mine,
                             boxes=boxes,
                             replica_group=alone,

@@ -359,7 +359,8 @@ def _with_fewest_recomputed(
     if layout.recompute == "none" or {"recompute_layers", "recompute"} & set(pins):
         return layout
     layers_per_stage = -(-max(layers_by_rank(shape.layers, layout)) // (layout.stages // layout.pp))
-    share_without, share_with_all = estimates.share(layout.but(recompute="none")), estimates.share(layout)
+    share_without = estimates.share(layout.but(recompute="none"))
+    share_with_all = estimates.share(layout)
     if (
         share_with_all > SAFE_SHARE
         or share_without <= share_with_all

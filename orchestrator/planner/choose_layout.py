@@ -194,6 +194,7 @@ def plan(
             else:
                 yield family
 
+    # It may be in no searched family; `legal_layouts` leaves it out, so that it counts once.
     if sorter.widest_traced is not None:
         search.add_legal([(sorter.widest_traced, sorter.traced_size(sorter.widest_traced))])
     for degrees in all_degrees(
@@ -250,7 +251,7 @@ class _Sorter:
     Attributes:
         rejected: the rejected layouts, each with the reason.
         large: layouts that need more than the machine offers, each with the bytes that it needs.
-        narrow: layouts on fewer than `least_world` ranks.
+        narrow: layouts on fewer than `min_world` ranks.
         offered: bytes of a worker that tensors may use.
         widest_traced: the widest traced layout that fits, None without one.
     """
@@ -322,6 +323,7 @@ class _Sorter:
                 reason = f"has no trace, and {self.widest_traced} fits by its trace"
                 self.rejected.append((layout, reason))
             else:
+                # The correction decides whether a layout fits; a plan shows the bytes of the formula.
                 bytes_by_formula = peak_bytes(self._demand, self._shape, layout) if self._factors else memory
                 legal.append((layout, bytes_by_formula))
         return legal

@@ -68,7 +68,12 @@ class Choice:
 
 
 def in_precision(train: TrainSpec, precision: Precision) -> TrainSpec:
-    """Return how the job trains, in that precision. Raises InputError if the job does not allow it."""
+    """Return how the job trains, in that precision. Raises InputError if the job does not allow it.
+
+    Args:
+        train: the key `train` of the job.
+        precision: the precision to train in.
+    """
     try:
         TrainSpec.model_validate({**train.model_dump(mode="json"), "precision": precision})
     except ValidationError as error:
@@ -129,11 +134,13 @@ def _has_bf16(resources: ResourceSpec, machine: Machine) -> bool:
     """
     if not resources.per_worker.gpu or machine.stands_for:
         return True
+    # A GPU without bf16 units has a bf16 rate in its profile that is no higher than that of fp32.
     return machine.flops > machine.full_flops
 
 
 def _plan_text(plan: Plan) -> str:
     if not plan.fits:
-        needed, available = plan.chosen.memory / 2**30, plan.machine.memory * MEMORY_SHARE / 2**30
+        needed = plan.chosen.memory / 2**30
+        available = plan.machine.memory * MEMORY_SHARE / 2**30
         return f"needs {needed:.2f} GiB per rank, but a worker offers {available:.2f} GiB"
     return f"{plan.chosen.seconds:.3g} s per step"

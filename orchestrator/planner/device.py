@@ -104,19 +104,28 @@ class Machine:
         return max(self.flops, self.full_flops)
 
     def matrix(self, rows: float, columns: float, inner: float, width: float, count: float = 1.0) -> float:
-        """Return the seconds of `count` products [rows, inner] x [inner, columns] of numbers of `width` bytes.
+        """Return the seconds of `count` products [rows, inner] x [inner, columns].
 
         arithmetic = 2 rows columns inner / (peak x share), where small sizes reach a smaller share of the peak
         memory     = (rows inner + inner columns + rows columns) x width / bandwidth
 
         On a GPU the larger of the two counts (roofline: Williams et al., 2009). A CPU takes their sum: within a step
         its operands are not in a near cache, so that it first loads them.
+
+        Args:
+            rows: of the result.
+            columns: of the result.
+            inner: the summed dimension.
+            width: bytes of a number; below 2 the product is in 8 bits.
+            count: number of products.
         """
         share = self.matrix_share * rows * columns / (rows * columns + self.half_area)
         for size in (rows, columns, inner):
+            # A saturation curve for each dimension: half of the share at `half_size`, all of it for large sizes.
             share *= size / (size + self.half_size)
-        peak = self.flops if width < 4 else self.full_flops or self.flops
-        peak = self.eight_bit_flops or peak if width < 2 else peak
+        peak = self.flops if width < 4 else (self.full_flops or self.flops)
+        if width < 2 and self.eight_bit_flops:
+            peak = self.eight_bit_flops
         arithmetic = 2.0 * rows * columns * inner / (peak * max(share, SLOWEST_SHARE))
         moved = (rows * inner + inner * columns + rows * columns) * width
         if not self.launches_ahead:
@@ -189,7 +198,8 @@ class Machine:
 
 @lru_cache(maxsize=64)
 def _crowded(machine: Machine, per_node: int) -> Machine:
-    bandwidth, launch = machine.memory_bandwidth / machine.crowding, machine.launch * machine.crowding
+    bandwidth = machine.memory_bandwidth / machine.crowding
+    launch = machine.launch * machine.crowding
     return replace(machine, memory_bandwidth=bandwidth, launch=launch, crowding=1.0, per_node=per_node)
 
 

@@ -281,7 +281,12 @@ def check_stores(path: Path) -> None:
 
 
 def store(profile: Profile, path: Path) -> None:
-    """Write a profile to a file atomically. Raises InputError."""
+    """Write a profile to a file atomically. Raises InputError.
+
+    Args:
+        profile: the profile.
+        path: its file.
+    """
     text = yaml.safe_dump(profile.model_dump(mode="json"), sort_keys=False)
     temporary = path.with_name(f"{path.name}.{os.getpid()}")
     try:

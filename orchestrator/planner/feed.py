@@ -43,6 +43,11 @@ def feed(data: DataSpec, worker: PerWorker, plan: Plan) -> Feed | None:
 
     The CPUs are those of the hosts that no worker uses, but at least one: one task runs beside the workers even
     if none is free.
+
+    Args:
+        data: the key `data` of the job.
+        worker: the resources of a worker.
+        plan: the plan of its training.
     """
     if not data.streaming or data.samples is not None:
         return None

@@ -76,7 +76,8 @@ def frontier(
             point = _point(demand, shape, chosen_plan, usd)
             points[point.layout.world] = point
     # Sorted by time, a point is on the frontier if it is cheaper than all quicker ones.
-    best, cheapest = [], float("inf")
+    best = []
+    cheapest = float("inf")
     for point in sorted(points.values(), key=lambda candidate: (candidate.hours, candidate.worker_hours)):
         if point.worker_hours < cheapest:
             best.append(point)

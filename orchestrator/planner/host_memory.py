@@ -23,6 +23,10 @@ def snapshot_bytes(state: float, workers: int) -> float:
 
     That is one more generation of a rank's own part, and the copies of other nodes' parts. `state` is that of
     `state_bytes`.
+
+    Args:
+        state: bytes over all ranks.
+        workers: number of workers.
     """
     return (1 + SERVER_COPIES) * state / workers
 
@@ -39,6 +43,13 @@ def state_bytes(
     It counts fp32 weights, optimizer state and moving average of the trained parameters. A user's optimizer counts as
     AdamW; with `as_lower_bound` it counts as stateless. `pruned` adds `PruneSpec.bytes_per_parameter` for each of these
     parameters, although embeddings and norms are rarely pruned.
+
+    Args:
+        optimizer: the job's optimizer.
+        ema: the decay of a moving average; None without one.
+        shape: the sizes of the model.
+        as_lower_bound: whether a user's optimizer counts as stateless.
+        pruned: bytes of masks and scores for each parameter.
     """
     name = str(optimizer.name)
     numbers = 1.0 if as_lower_bound and name not in KINDS else 1.0 + kept_numbers(name, shape)
@@ -50,13 +61,24 @@ def worker_bytes(resources: ResourceSpec, state: float, workers: int) -> float:
     """Return the bytes that each of `workers` workers holds: the ranks divide the state evenly.
 
     0 without GPUs, or if the job says that it need not fit. `state` is that of `state_bytes`.
+
+    Args:
+        resources: of the workers.
+        state: bytes over all ranks.
+        workers: number of workers.
     """
     must_fit = resources.per_worker.gpu and resources.must_fit
     return GENERATIONS * state / workers if must_fit else 0.0
 
 
 def check_workers_memory(resources: ResourceSpec, state: float, available: float) -> None:
-    """Raise InputError unless the state fits in the host memory of as many workers as the job allows."""
+    """Raise InputError unless the state fits in the host memory of as many workers as the job allows.
+
+    Args:
+        resources: of the workers.
+        state: bytes over all ranks.
+        available: bytes of host memory for each worker.
+    """
     max_workers = resources.workers.max
     if (needed := worker_bytes(resources, state, max_workers)) > available:
         size = f"{needed / 1e9:.0f} GB of host memory for each of {max_workers} workers"
@@ -67,7 +89,13 @@ def check_workers_memory(resources: ResourceSpec, state: float, available: float
 
 
 def check_host_memory(resources: ResourceSpec, state: float, available: float) -> None:
-    """Raise InputError unless the state fits in the memory of one machine on which all workers run."""
+    """Raise InputError unless the state fits in the memory of one machine on which all workers run.
+
+    Args:
+        resources: of the workers.
+        state: bytes over all ranks.
+        available: bytes of this machine.
+    """
     if (needed := worker_bytes(resources, state, 1)) > available:
         problem = (
             f"two copies of the run's state are {needed / 1e9:.0f} GB of host memory, but this machine has"

@@ -91,7 +91,12 @@ def has_products_in(precision: str) -> bool:
 
 
 def machine_notes(machine: Machine, precision: str) -> list[str]:
-    """Return what a user should know about a machine for a job in that precision, one line each."""
+    """Return what a user should know about a machine for a job in that precision, one line each.
+
+    Args:
+        machine: the machine.
+        precision: the precision of the job.
+    """
     slowdown = machine.full_flops / machine.flops
     if precision == "fp8" and not machine.launches_ahead:
         return ["CPUs have no FP8 matrix multiplication: fp8 runs, but slower than bf16"]
@@ -110,13 +115,23 @@ def resources_on_device(resources: ResourceSpec, device: str) -> ResourceSpec:
     """Return a job's resources on a device that need not be here: the name of a profile, or its file.
 
     Raises InputError.
+
+    Args:
+        resources: of the workers.
+        device: name of a profile, or its file.
     """
     gpus = 1 if load(device).kind == "cuda" else 0
     return resources.model_copy(update={"per_worker": resources.per_worker.model_copy(update={"gpu": gpus})})
 
 
 def worker_on_device(resources: ResourceSpec, precision: Precision, device: str) -> Machine:
-    """Return a worker with such resources on that device, for training in that precision. Raises InputError."""
+    """Return a worker with such resources on that device, for training in that precision. Raises InputError.
+
+    Args:
+        resources: of the workers.
+        precision: the precision of the job.
+        device: name of a profile, or its file.
+    """
     machine, worker = load(device).machine(precision), resources.per_worker
     if worker.gpu:
         return machine
@@ -136,9 +151,11 @@ def probe(cpu: float) -> float:
 
     a = np.ones((256, 256), np.float32)
     with threadpool_limits(1):
-        fastest, end = float("inf"), time.perf_counter() + PROBE_SECONDS
+        fastest = float("inf")
+        end = time.perf_counter() + PROBE_SECONDS
         while fastest == float("inf") or time.perf_counter() < end:  # at least once, even on a busy machine
             start = time.thread_time()
             a @ a
+            # The least time: other processes only add to it.
             fastest = min(fastest, time.thread_time() - start)
     return 2.0 * 256**3 / fastest * cpu

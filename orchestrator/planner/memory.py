@@ -118,20 +118,38 @@ def needed_bytes(layout: Layout, tensors: float, saved: float, on_cpu: bool) -> 
 
 
 def offered(machine: Machine, on_cpu: bool) -> float:
-    """Return the bytes that a worker offers a rank: MEMORY_SHARE of its memory, on a CPU without the libraries."""
+    """Return the bytes that a worker offers a rank: MEMORY_SHARE of its memory, on a CPU without the libraries.
+
+    Args:
+        machine: one worker.
+        on_cpu: whether it computes on CPUs.
+    """
     share = machine.memory * MEMORY_SHARE
     return max(share - LIBRARIES, 0.0) if on_cpu else share
 
 
 def fits(needed: float, machine: Machine, on_cpu: bool) -> bool:
-    """Whether a worker offers `needed` bytes."""
+    """Whether a worker offers `needed` bytes.
+
+    Args:
+        needed: bytes of a rank.
+        machine: one worker.
+        on_cpu: whether it computes on CPUs.
+    """
     return needed <= offered(machine, on_cpu)
 
 
 def rank_memory(
     demand: Demand, shape: ModelShape, layout: Layout, indices: Sequence[int]
 ) -> list[RankMemory]:
-    """Return what the ranks at the given indices of the pipeline axis hold, in the order of `indices`."""
+    """Return what the ranks at the given indices of the pipeline axis hold, in the order of `indices`.
+
+    Args:
+        demand: what the job asks of the planner.
+        shape: the sizes of the model.
+        layout: the layout.
+        indices: on the pipeline axis.
+    """
     parameters_of_mean_rank = local_parameters(shape, layout)
     tokens = layout.micro_batch * shape.sequence_length / layout.cp
     accumulation = max(layout.accumulation(demand.batch), 1)
@@ -222,7 +240,13 @@ def rank_memory(
 
 
 def peak_bytes(demand: Demand, shape: ModelShape, layout: Layout) -> float:
-    """Return the peak bytes of tensors on the rank that needs most."""
+    """Return the peak bytes of tensors on the rank that needs most.
+
+    Args:
+        demand: what the job asks of the planner.
+        shape: the sizes of the model.
+        layout: the layout.
+    """
     indices = fullest(layers_by_rank(shape.layers, layout), layout.schedule in SPLIT)
     return max(rank.peak for rank in rank_memory(demand, shape, layout, indices))
 
@@ -248,7 +272,13 @@ def fullest(layers: tuple[int, ...], defers: bool = False) -> tuple[int, ...]:
 
 
 def peak_by_stage(demand: Demand, shape: ModelShape, layout: Layout) -> list[float]:
-    """Return the peak bytes of tensors at each index of the pipeline axis."""
+    """Return the peak bytes of tensors at each index of the pipeline axis.
+
+    Args:
+        demand: what the job asks of the planner.
+        shape: the sizes of the model.
+        layout: the layout.
+    """
     return [rank.peak for rank in rank_memory(demand, shape, layout, range(layout.pp))]
 
 
@@ -385,7 +415,12 @@ def _layer_bytes(precision: Precision, shape: ModelShape, layout: Layout, tokens
     if keeps_all and shape.gated:  # models with gated feed-forward blocks have RMS norms
         residual += 8.0 if is_fp32 else 11.0
     # The input that sequence parallelism gathers for attention and for the feed-forward block is kept whole.
-    gathered = 8.0 if is_fp32 else 4.0 if not keeps_all else 10.0 if shape.gated else 8.0
+    if is_fp32:
+        gathered = 8.0
+    elif not keeps_all:
+        gathered = 4.0
+    else:
+        gathered = 10.0 if shape.gated else 8.0
     # Without sequence parallelism every tensor-parallel rank keeps the whole residual part.
     undivided = gathered if layout.sequence else residual
     inner = width * 2.0 * (shape.heads + shape.kv_heads) * shape.head_size
@@ -477,7 +512,13 @@ def _generation_bytes(demand: Demand, shape: ModelShape) -> tuple[float, float]:
 
 
 def generation_bytes(precision: Precision, shape: ModelShape, answers: int) -> tuple[float, float]:
-    """Return the bytes of a whole copy of the model in fp32, and of the keys and values of so many answers."""
+    """Return the bytes of a whole copy of the model in fp32, and of the keys and values of so many answers.
+
+    Args:
+        precision: of the job; keys and values have its width.
+        shape: the sizes of the model.
+        answers: number of answers that are decoded at once, each as long as a row.
+    """
     width = 4.0 if precision == "fp32" else 2.0
     head = shape.head_dim or shape.hidden // shape.heads
     tokens = answers * shape.sequence_length
@@ -489,6 +530,12 @@ def teacher_bytes(precision: Precision, shape: ModelShape, layout: Layout, accum
     """Return the bytes of a teacher that runs in every step: its weights in fp32, and the logits of a micro-batch.
 
     Weights are whole, or sharded under ZeRO 3. A pipeline's last stage keeps the logits of all micro-batches.
+
+    Args:
+        precision: of the job.
+        shape: the sizes of the student, which has those of its teacher.
+        layout: of both.
+        accumulation: micro-batches of a rank in a step.
     """
     teacher = shape.running_teacher
     if teacher is None:
@@ -507,7 +554,9 @@ def _table_gradient_bytes(shape: ModelShape, first: bool, last: bool) -> float:
     They are one table on a rank with the embedding; three if it also has the tied head: both gradients and their sum.
     """
     # The lookup's gradient is a dense table, and autograd adds it to the head's into a third one.
-    tables = 0 if not first else 3 if last and shape.tied and shape.head_share else 1
+    tables = 0
+    if first:
+        tables = 3 if last and shape.tied and shape.head_share else 1
     return 4.0 * tables * shape.trained_share * shape.table
 
 
@@ -516,6 +565,11 @@ def offloaded_bytes(optimizer: str, shape: ModelShape, layout: Layout) -> float:
 
     They are the optimizer state, with DeepSpeed also the gradients and its copy of the weights, and with offloaded
     parameters the weights (Ren et al., 2021, section 4.1).
+
+    Args:
+        optimizer: its name.
+        shape: the sizes of the model.
+        layout: says what is offloaded.
     """
     if layout.offload == "none":
         return 0.0

@@ -48,7 +48,12 @@ def no_layout(
 
 
 def too_narrow(resources: ResourceSpec, widest: Layout) -> InputError:
-    """Return the error that no layout uses as many workers as the job requires."""
+    """Return the error that no layout uses as many workers as the job requires.
+
+    Args:
+        resources: of the workers.
+        widest: the widest legal layout.
+    """
     workers = resources.workers
     return InputError(
         f"no legal layout uses {workers.min} to {workers.max} workers; the widest is {widest}",
@@ -104,5 +109,10 @@ def _pinned_problem(demand: Demand, shape: ModelShape, workers: int) -> str:
 
 
 def memory_text(memory: float, offered: float) -> str:
-    """Return the text that says how much memory a layout needs that does not fit."""
+    """Return the text that says how much memory a layout needs that does not fit.
+
+    Args:
+        memory: bytes of a rank.
+        offered: bytes that a worker offers.
+    """
     return f"{memory / 2**30:.2f} GiB per rank, but a worker offers {offered / 2**30:.2f} GiB"

@@ -52,6 +52,12 @@ def with_own_cost(
 
     Raises:
         InputError: if the function fails or returns anything else.
+
+    Args:
+        reference: the user's cost; None without one.
+        layout: the layout.
+        step: its predicted step.
+        memory: bytes of the rank that needs most.
     """
     if reference is None:
         return step

@@ -49,6 +49,14 @@ def planned(
     predicted; the fastest if none does. Among layouts with equal cost the faster one is chosen.
 
     Arguments and errors are those of `plan`.
+
+    Args:
+        demand: what the job asks of the planner.
+        shape: the sizes of its model.
+        workers: maximum number of ranks.
+        machine: one worker.
+        must_fit: whether a layout must fit.
+        verdicts: results of traces.
     """
     fastest = plan(demand, shape, workers=workers, machine=machine, must_fit=must_fit, verdicts=verdicts)
     if demand.resources.objective == "time" or not fastest.fits:
@@ -62,6 +70,11 @@ def faster_on_fewer(demand: Demand, shape: ModelShape, plan: Plan) -> Plan | Non
 
     The plans compared are those on `workers.min` workers, twice as many and so on. A step that mostly computes is
     never faster on fewer workers, so nothing is compared then.
+
+    Args:
+        demand: what the job asks of the planner.
+        shape: the sizes of its model.
+        plan: its plan on all workers.
     """
     computes = plan.chosen.time.compute > COMPUTE_BOUND_SHARE * plan.chosen.seconds
     if computes or not plan.fits or not demand.searches_layout:
@@ -96,6 +109,10 @@ def best_of(demand: Demand, plans: Sequence[Plan]) -> list[Plan]:
 
     The measure is seconds per step. For objective `cost` it is worker time, among the plans that finish within
     `limits.hours`, if there are any.
+
+    Args:
+        demand: says what a plan is to minimise.
+        plans: to compare.
     """
     measure = _seconds
     if demand.resources.objective == "cost":
@@ -110,7 +127,12 @@ def best_of(demand: Demand, plans: Sequence[Plan]) -> list[Plan]:
 
 
 def fits_with_margin(resources: ResourceSpec, plan: Plan) -> bool:
-    """Whether the chosen layout fits even with MAX_UNDERESTIMATE times the predicted memory. It is then not traced."""
+    """Whether the chosen layout fits even with MAX_UNDERESTIMATE times the predicted memory. It is then not traced.
+
+    Args:
+        resources: of the workers.
+        plan: the plan.
+    """
     on_cpu = not resources.per_worker.gpu
     needed = MAX_UNDERESTIMATE * plan.chosen.memory
     return fits(needed_bytes(plan.chosen.layout, needed, needed, on_cpu), plan.machine, on_cpu)
@@ -122,18 +144,34 @@ def may_fit(plan: Plan) -> bool:
 
 
 def with_worker_range(resources: ResourceSpec, min_workers: int, max_workers: int) -> ResourceSpec:
-    """Return the resources with `workers.min` and `workers.max` set to `min_workers` and `max_workers`."""
+    """Return the resources with `workers.min` and `workers.max` set to `min_workers` and `max_workers`.
+
+    Args:
+        resources: of the workers.
+        min_workers: the new minimum.
+        max_workers: the new maximum.
+    """
     workers = resources.workers.model_copy(update={"min": min_workers, "max": max_workers})
     return resources.model_copy(update={"workers": workers})
 
 
 def with_workers(resources: ResourceSpec, workers: int) -> ResourceSpec:
-    """Return the resources limited to `workers` workers. The minimum is lowered to that number if it is larger."""
+    """Return the resources limited to `workers` workers. The minimum is lowered to that number if it is larger.
+
+    Args:
+        resources: of the workers.
+        workers: the new maximum.
+    """
     return with_worker_range(resources, min(resources.workers.min, workers), workers)
 
 
 def worker_counts(min_workers: int, max_workers: int) -> list[int]:
-    """Return the numbers of workers to compare: `min_workers`, twice as many and so on, and `max_workers`."""
+    """Return the numbers of workers to compare: `min_workers`, twice as many and so on, and `max_workers`.
+
+    Args:
+        min_workers: the first number.
+        max_workers: the last number.
+    """
     numbers = []
     while min_workers < max_workers:
         numbers.append(min_workers)

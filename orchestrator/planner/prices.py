@@ -27,7 +27,12 @@ Prices = Mapping[tuple[str, str, str], float]
 
 
 def check(limits: LimitSpec, tune: TuneSpec | None) -> None:
-    """Raise InputError if the price table cannot be read, or a limit in USD has no price."""
+    """Raise InputError if the price table cannot be read, or a limit in USD has no price.
+
+    Args:
+        limits: the key `limits` of the job.
+        tune: the key `tune`; None without a search.
+    """
     load(limits.prices)
     if limits.prices or limits.usd_per_worker_hour:
         return
@@ -68,7 +73,12 @@ def _usd(row: Mapping[str, str]) -> float:
 
 
 def rate(machines: Sequence[Mapping[str, str]], prices: Prices) -> float | None:
-    """Return USD per hour of whole machines, each with its `machine`, `market` and `zone`; None if one has no price."""
+    """Return USD per hour of whole machines, each with its `machine`, `market` and `zone`; None if one has no price.
+
+    Args:
+        machines: each with its `machine`, `market` and `zone`.
+        prices: from `load`.
+    """
     usd_by_machine = [
         prices.get((m["machine"], m["market"], m["zone"]), prices.get((m["machine"], m["market"], "")))
         for m in machines
@@ -78,7 +88,12 @@ def rate(machines: Sequence[Mapping[str, str]], prices: Prices) -> float | None:
 
 
 def by_zone(machines: Sequence[Mapping[str, str]], prices: Prices) -> list[dict[str, Any]]:
-    """Return the number of machines in each zone and market, and their USD per hour; None if one has no price."""
+    """Return the number of machines in each zone and market, and their USD per hour; None if one has no price.
+
+    Args:
+        machines: each with its `machine`, `market` and `zone`.
+        prices: from `load`.
+    """
     machines_by_zone: dict[tuple[str, str], list[Mapping[str, str]]] = {}
     for machine in machines:
         machines_by_zone.setdefault((machine["zone"], machine["market"]), []).append(machine)
@@ -108,7 +123,13 @@ class Ceiling:
 def nearly_reached(
     limits: Mapping[str, float | None], spent: Mapping[str, float], reported: Set[tuple[str, float]]
 ) -> list[Ceiling]:
-    """Return each limit that is now nearly reached and not yet `reported`, which has pairs of key and limit."""
+    """Return each limit that is now nearly reached and not yet `reported`, which has pairs of key and limit.
+
+    Args:
+        limits: by key; None for no limit.
+        spent: by key.
+        reported: pairs of key and limit that an event has named.
+    """
     return [
         Ceiling(key, limit, spent[key])
         for key, limit in limits.items()

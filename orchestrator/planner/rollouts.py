@@ -93,14 +93,26 @@ def with_rollout_time(plan: Plan, time: RolloutTime) -> dict[str, Any]:
 
 
 def check_rollout_workers(demand: Demand, shape: ModelShape, machine: Machine) -> None:
-    """Raise InputError unless a rollout worker fits the memory of a worker, or the job says that it need not."""
+    """Raise InputError unless a rollout worker fits the memory of a worker, or the job says that it need not.
+
+    Args:
+        demand: what the job asks of the planner.
+        shape: the sizes of its model.
+        machine: one worker.
+    """
     if problem := memory_problem(demand, shape, machine):
         hint = "lower rollout.together or rollout.group, or take workers with more memory"
         raise InputError(problem, "rollout.workers", f"{hint}; must_fit: false runs it all the same")
 
 
 def memory_problem(demand: Demand, shape: ModelShape, machine: Machine) -> str:
-    """Return why a rollout worker does not fit the memory of a worker; empty if it does, or need not."""
+    """Return why a rollout worker does not fit the memory of a worker; empty if it does, or need not.
+
+    Args:
+        demand: what the job asks of the planner.
+        shape: the sizes of its model.
+        machine: one worker.
+    """
     if demand.rollout is None or demand.rollout.workers is None or not demand.resources.must_fit:
         return ""
     needed = worker_bytes(demand, shape)
@@ -111,10 +123,16 @@ def memory_problem(demand: Demand, shape: ModelShape, machine: Machine) -> str:
 
 
 def worker_bytes(demand: Demand, shape: ModelShape) -> float:
-    """Return the bytes of a rollout worker: the weights in fp32, and what it decodes at once."""
+    """Return the bytes of a rollout worker: the weights in fp32, and what it decodes at once.
+
+    Args:
+        demand: what the job asks of the planner.
+        shape: the sizes of its model.
+    """
     rollout = demand.rollout
     assert rollout is not None
     weights, cache = generation_bytes(demand.precision, shape, rollout.group * rollout.together)
+    # fp64 [answers, vocabulary], three at once: probabilities, those after the cuts, and cumulative sums.
     logits = 3.0 * 8.0 * rollout.group * rollout.together * shape.vocabulary
     if demand.shards:
         # A pass of training's shape reads the answers: logits, at their temperature, their log-softmax; a gated layer.
@@ -125,7 +143,13 @@ def worker_bytes(demand: Demand, shape: ModelShape) -> float:
 
 
 def rollout_time(demand: Demand, shape: ModelShape, plan: Plan) -> RolloutTime:
-    """Return the seconds of a step under a plan of its training workers."""
+    """Return the seconds of a step under a plan of its training workers.
+
+    Args:
+        demand: what the job asks of the planner.
+        shape: the sizes of its model.
+        plan: of its training workers.
+    """
     rollout = demand.rollout
     assert rollout is not None
     machine = plan.machine
@@ -134,6 +158,8 @@ def rollout_time(demand: Demand, shape: ModelShape, plan: Plan) -> RolloutTime:
     overlaps = bool(rollout.staleness and generating)
     # The units of all steps of a rollout are queued together only if the gang trains meanwhile.
     queued = rollout.steps if overlaps else 1
+    # A worker does whole units: with 5 units on 4 workers one of them does two, and all wait. Units of several steps
+    # that are queued together fill such gaps.
     rounds = math.ceil(queued * rollout.units(demand.batch) / (generating or ranks)) / queued
     sent = sent_bytes(shape)
     if generating:
@@ -183,6 +209,11 @@ def unit_seconds(demand: Demand, shape: ModelShape, machine: Machine) -> float:
 
     It reads the prompts in one pass, and then each token of all answers in one pass over the weights. Under
     `determinism: bitwise` it then reads all answers once more, as training does.
+
+    Args:
+        demand: what the job asks of the planner.
+        shape: the sizes of its model.
+        machine: one worker.
     """
     rollout = demand.rollout
     assert rollout is not None
@@ -196,6 +227,8 @@ def unit_seconds(demand: Demand, shape: ModelShape, machine: Machine) -> float:
     cached = sequences * context * 2.0 * shape.kv_heads * shape.head_size * program.width
     token += shape.layers * (machine.elements(cached) + CACHE_OPERATIONS * machine.launch)
     drawn = machine.elements(DRAW_BYTES * sequences * shape.vocabulary) + DRAW_SECONDS * sequences
+    # One pass over all weights for each token: decoding is bound by the memory's bandwidth, so `together` answers cost
+    # little more than one.
     seconds = read + rollout.max_tokens * (token + drawn)
     if not demand.shards:
         return seconds

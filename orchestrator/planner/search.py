@@ -36,6 +36,13 @@ def passes_time(
 
     It is max(work of the busiest rank, fill + work of the last rank + drain): the last rank of a pipeline waits for
     the first forward pass of the ranks before it, and their last backward pass follows it.
+
+    Args:
+        shape: the sizes of the model.
+        layout: the layout.
+        global_batch: samples of a step.
+        machine: one worker.
+        program: how the engine computes.
     """
     return max(_busy_and_filled(shape, layout, global_batch, machine, program))
 
@@ -78,6 +85,13 @@ def passes_lower_bound(
 
     seconds = micro-batches x (layers x layer + embedding + head) / p. It holds for every cut, every schedule, and every
     smaller micro-batch, because a sample takes no less time in a smaller micro-batch.
+
+    Args:
+        shape: the sizes of the model.
+        layout: gives the degrees and the largest micro-batch.
+        global_batch: samples of a step.
+        machine: one worker.
+        program: how the engine computes.
     """
     machine = machine.among(layout.world)
     inner = inner_layer(shape, layout, machine, program)
@@ -91,7 +105,15 @@ def passes_lower_bound(
 def time_lower_bound(
     shape: ModelShape, layout: Layout, global_batch: int, machine: Machine, program: Program
 ) -> float:
-    """Return a lower bound on the seconds of a step. It is exact without a pipeline."""
+    """Return a lower bound on the seconds of a step. It is exact without a pipeline.
+
+    Args:
+        shape: the sizes of the model.
+        layout: the layout.
+        global_batch: samples of a step.
+        machine: one worker.
+        program: how the engine computes.
+    """
     if layout.pp == 1:
         return step_time(shape, layout, global_batch, machine, program).seconds
     busy, filled = _busy_and_filled(shape, layout, global_batch, machine, program)
@@ -99,6 +121,7 @@ def time_lower_bound(
     parts = max(layout.accumulation(global_batch), 1)
     inner = inner_layer(shape, layout, machine, program)
     sent = parts * max(layers_by_rank(shape.layers, layout)) * inner.sent
+    # (compute, communication, bubble): the bubble is at least what fill and drain take beyond the busiest rank's work.
     passes = (busy - sent, sent, max(filled - busy, 0.0))
     return with_update(
         shape, layout, micro_batches=parts, machine=machine, program=program, passes=passes

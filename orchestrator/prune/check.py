@@ -12,8 +12,12 @@ from orchestrator.resolve.resolved_job import wrong_input
 def check_prune(prune: PruneSpec | None, workload: Any) -> None:
     """Check that there are matrices to prune, and that their rows divide into the groups of a pattern.
 
+    Args:
+        prune: the key `prune` of the job; None without.
+        workload: the model.
+
     Raises:
-        InputError: they do not.
+        InputError: there are none, or they do not.
     """
     if prune is None:
         return
@@ -35,6 +39,8 @@ def check_prune(prune: PruneSpec | None, workload: Any) -> None:
     of = prune.group[1]
     for name in names:
         shape = workload.shapes[name]
+        # [out, in], or [experts, out, in] of a stack: groups are along the last dimension, the input, as 2:4 kernels
+        # need them. Convolutions have more dimensions.
         if shape[-1] % of or len(shape) > 2 + (name in workload.stacks):
             problem = f"{name} {list(shape)} has no rows of whole groups of {of}"
             raise InputError(

@@ -110,7 +110,12 @@ class PruneSpec(StrictModel):
 
     def shortened(self, before: int, after: int) -> dict[str, Any]:
         """Return plain data for a run of `after` steps instead of `before`; the pruning steps keep their shares of
-        the run."""
+        the run.
+
+        Args:
+            before: steps of the job.
+            after: steps of the shorter run.
+        """
         document = self.model_dump(mode="json")
         if self.steps is not None:
             document["steps"] = [max(1, round(step / before * after)) for step in self.steps]

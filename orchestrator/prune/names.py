@@ -21,6 +21,10 @@ def pruned_names(prune: PruneSpec | None, workload: Workload) -> list[str]:
 
     Raises:
         Unmatched: a pattern matches no trained matrix.
+
+    Args:
+        prune: the key `prune` of the job; None without.
+        workload: the model.
     """
     if prune is None:
         return []
@@ -28,6 +32,7 @@ def pruned_names(prune: PruneSpec | None, workload: Workload) -> list[str]:
     matrices = [
         name
         for name in parameters_of(workload)
+        # A stack [experts, hidden] has a vector for each expert, such as a bias: no matrix.
         if name not in workload.frozen and len(shapes[name]) > 1 + (name in workload.stacks)
     ]
     if prune.match:

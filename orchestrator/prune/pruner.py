@@ -194,9 +194,9 @@ class Pruner:
         """Set the masks from the scores."""
         assert self._spec is not None
         if self._spec.pattern:
-            kept, of = self._spec.group
-            for shard, mask in self._full.changed(self._score, partial(_n_of_m, kept=kept, of=of)):
-                self._take(shard, mask != 0)
+            keep, of = self._spec.group
+            for shard, mask in self._full.changed(self._score, partial(_n_of_m, keep=keep, of=of)):
+                self._set_mask(shard, mask != 0)
             return
         # All ranks must have the same units in the same order, those of other stages included, since `smallest` counts
         # collectively.
@@ -207,12 +207,12 @@ class Pruner:
         keys = [ordered(self._score(shard).reshape(-1)) for shard in self._shards]
         chosen = smallest(keys, self._shards, units, counts, self._full.device)
         for shard, pruned in zip(self._shards, chosen, strict=True):
-            self._take(shard, ~pruned.view(shard.parameter.shape))
+            self._set_mask(shard, ~pruned.view(shard.parameter.shape))
 
-    def _take(self, shard: ParameterShard, kept: Tensor) -> None:
+    def _set_mask(self, shard: ParameterShard, keep: Tensor) -> None:
         """Set a mask. By magnitude no weight returns, even if more were zero at the start than are to be pruned."""
         mask = self._states[shard.name].mask
-        mask.copy_(kept if self._moves else kept & mask)
+        mask.copy_(keep if self._moves else keep & mask)
 
     def _count(self) -> None:
         """Count the weights of each parameter and those that are pruned, over all ranks."""
@@ -232,11 +232,11 @@ class Pruner:
         self._pruned = int(counts[1].sum())
 
 
-def _n_of_m(scores: Tensor, kept: int, of: int) -> Tensor:
-    """Return 1 for the `kept` largest of every `of` scores along the last dimension, else 0; of equal ones the last."""
+def _n_of_m(scores: Tensor, keep: int, of: int) -> Tensor:
+    """Return 1 for the `keep` largest of every `of` scores along the last dimension, else 0; of equal ones the last."""
     groups = scores.unflatten(-1, (-1, of))
     # Stable, so that equal scores are decided by their index and not by the kernel.
-    pruned = groups.argsort(dim=-1, stable=True)[..., : of - kept]
+    pruned = groups.argsort(dim=-1, stable=True)[..., : of - keep]
     return torch.ones_like(groups).scatter_(-1, pruned, 0.0).flatten(-2)
 
 

@@ -38,8 +38,8 @@ def smallest(
 
     The k-th smallest key of a unit is found by bisection over the 32 bits of a key: the ranks count the keys up to a
     bound, and one all-reduce of a number per unit adds the counts. Among equal keys those first in the order of
-    (position
-    of the tensor in the unit, index in the whole tensor) are taken, so the choice depends on the values alone.
+    (position of the tensor in the unit, index in the whole tensor) are taken, so the choice depends on the values
+    alone.
 
     Args:
         keys: int32 keys of this rank's shards, flat.
@@ -52,7 +52,7 @@ def smallest(
     number = {name: n for n, name in enumerate(names)}
     unit_of = [n for n, unit in enumerate(units) for _ in unit]
     tensors = [number[shard.name] for shard in shards]
-    wanted = torch.tensor(counts, dtype=torch.int64, device=device)
+    counts_of_units = torch.tensor(counts, dtype=torch.int64, device=device)
     of_unit = torch.tensor(unit_of, dtype=torch.int64, device=device)
 
     def count(tests: Callable[[int], Tensor]) -> Tensor:
@@ -65,39 +65,41 @@ def smallest(
         return result
 
     def summed(each: Tensor) -> Tensor:
-        return torch.zeros_like(wanted).index_add_(0, of_unit, each)
+        return torch.zeros_like(counts_of_units).index_add_(0, of_unit, each)
 
     bounds = _lowest_true(
-        torch.full_like(wanted, LEAST),
-        torch.full_like(wanted, MOST),
-        lambda bound: summed(count(lambda n: keys[n] <= bound[unit_of[tensors[n]]].int())) >= wanted,
+        torch.full_like(counts_of_units, LEAST),
+        torch.full_like(counts_of_units, MOST),
+        lambda bound: summed(count(lambda n: keys[n] <= bound[unit_of[tensors[n]]].int())) >= counts_of_units,
     )
     bound = [bounds[unit_of[tensor]].int() for tensor in tensors]
     # Everything below the bound is taken; only ties at it must be shared out.
     below = summed(count(lambda n: keys[n] < bound[n]))
     ties = count(lambda n: keys[n] == bound[n])
-    taken = _shared_out(ties, wanted - below, unit_of)
+    ties_taken = _shared_out(ties, counts_of_units - below, unit_of)
     # Only where a tensor gives some of its ties does it matter which; only those are looked up.
-    some = ((taken > 0) & (taken < ties)).tolist()
-    places = [
-        _places(shard, keys[n] == bound[n]) if some[tensors[n]] else keys[n].new_empty(0, dtype=torch.int64)
+    is_split = ((ties_taken > 0) & (ties_taken < ties)).tolist()
+    indices = [
+        _whole_indices(shard, keys[n] == bound[n])
+        if is_split[tensors[n]]
+        else keys[n].new_empty(0, dtype=torch.int64)
         for n, shard in enumerate(shards)
     ]
-    last = torch.zeros_like(taken)
-    if any(some):
+    last = torch.zeros_like(ties_taken)
+    if any(is_split):
         last = _lowest_true(
-            torch.full_like(taken, -1),
-            torch.full_like(taken, FARTHEST),
-            lambda bound: count(lambda n: places[n] <= bound[tensors[n]]) >= taken,
+            torch.full_like(ties_taken, -1),
+            torch.full_like(ties_taken, FARTHEST),
+            lambda bound: count(lambda n: indices[n] <= bound[tensors[n]]) >= ties_taken,
         )
-    found = []
+    masks = []
     for n, tensor in enumerate(tensors):
         tied = keys[n] == bound[n]
-        chosen = (keys[n] < bound[n]) | (tied & (taken[tensor] == ties[tensor]))
-        if some[tensor]:
-            chosen[tied] = places[n] <= last[tensor]
-        found.append(chosen)
-    return found
+        chosen = (keys[n] < bound[n]) | (tied & (ties_taken[tensor] == ties[tensor]))
+        if is_split[tensor]:
+            chosen[tied] = indices[n] <= last[tensor]
+        masks.append(chosen)
+    return masks
 
 
 def _lowest_true(low: Tensor, high: Tensor, reached: Callable[[Tensor], Tensor]) -> Tensor:
@@ -106,19 +108,17 @@ def _lowest_true(low: Tensor, high: Tensor, reached: Callable[[Tensor], Tensor])
         # int64: the sum of two int32 bounds overflows int32. Floor, since bounds may be negative.
         middle = torch.div(low + high, 2, rounding_mode="floor")
         enough = reached(middle)
-        low, high = (
-            torch.where(enough, low, torch.minimum(middle + 1, high)),
-            torch.where(enough, middle, high),
-        )
+        low = torch.where(enough, low, torch.minimum(middle + 1, high))
+        high = torch.where(enough, middle, high)
     return low
 
 
-def _shared_out(available: Tensor, wanted: Tensor, unit_of: Sequence[int]) -> Tensor:
-    """Return how many of the `available` elements of each tensor are taken, so that each unit has `wanted`.
+def _shared_out(available: Tensor, needed: Tensor, unit_of: Sequence[int]) -> Tensor:
+    """Return how many of the `available` elements of each tensor are taken, so that each unit has `needed`.
 
     First tensors come first.
     """
-    left = wanted.tolist()
+    left = needed.tolist()
     result = []
     for count, unit in zip(available.tolist(), unit_of, strict=True):
         result.append(min(count, left[unit]))
@@ -126,7 +126,7 @@ def _shared_out(available: Tensor, wanted: Tensor, unit_of: Sequence[int]) -> Te
     return torch.tensor(result, dtype=torch.int64, device=available.device)
 
 
-def _places(shard: ParameterShard, chosen: Tensor) -> Tensor:
+def _whole_indices(shard: ParameterShard, chosen: Tensor) -> Tensor:
     """Return the index in the flattened whole tensor of the chosen elements of a shard, in their order."""
     result = []
     for box, view in shard.views(chosen):

@@ -59,6 +59,8 @@ def with_chosen_parts(
     context.set_waiting(True)
     if dist.get_rank() == 0:
         directory = RunDir(run)
+        # Measured once and then read: sums of gradients in another order could choose another head, and commits have
+        # the shapes of the first choice.
         choice = retry(directory.read_json, FILE)
         if choice is None:
             choice = _choice(inputs, workload, weights, device, context)

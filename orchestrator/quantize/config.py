@@ -68,8 +68,12 @@ class QuantizeSpec(StrictModel):
     @property
     def scheme(self) -> Scheme:
         """The quantisation as the model applies it."""
-        default = BLOCK if self.weights in OF_GGUF else GROUP
-        group = default if self.group is None else 0 if self.group == "row" else self.group
+        if self.group is None:
+            group = BLOCK if self.weights in OF_GGUF else GROUP
+        elif self.group == "row":
+            group = 0
+        else:
+            group = self.group
         return Scheme(
             self.weights,
             group,
@@ -84,7 +88,13 @@ class QuantizeSpec(StrictModel):
         return self.scheme if step >= self.from_step else None
 
     def problem(self, workload: WorkloadSpec, train: TrainSpec, precision: str) -> str:
-        """Return what a job has that cannot be quantised; empty if nothing."""
+        """Return what a job has that cannot be quantised; empty if nothing.
+
+        Args:
+            workload: the key `workload` of the job.
+            train: the key `train`.
+            precision: that of the run.
+        """
         if workload.adapter is not None:
             return (
                 "quantize rounds trained weights, and an adapter changes them when it is merged; leave one of them "

@@ -71,6 +71,7 @@ def measure(
         changes = []
         for kind in ("int4", "int8"):
             rounds = replace(scheme, weights=kind, int8=())
+            # From full precision for both formats: int8 of what int4 has rounded would keep the loss of int4.
             for weight, before in zip(weights, full, strict=True):
                 weight.copy_(fake_quantised(before, rounds))
             changes.append(_mean_loss(workload, model, batches) - exact)
@@ -90,11 +91,17 @@ def _mean_loss(workload: Workload, model: nn.Module, batches: Iterable[Batch]) -
         raise WorkloadError(
             "the samples have no token to predict, so no loss can be measured; hold out more text"
         )
+    # Per token, not per batch: batches have different numbers of tokens to predict.
     return total / count
 
 
 def room_by_mean(measured: Collection[Sensitivity], mean_bits: float) -> float:
-    """Return how many of the measured numbers may have int8, so that the mean of bits is at most `mean_bits`."""
+    """Return how many of the measured numbers may have int8, so that the mean of bits is at most `mean_bits`.
+
+    Args:
+        measured: the weights that may have either.
+        mean_bits: between 4 and 8.
+    """
     return (mean_bits - LOW) / (HIGH - LOW) * sum(each.numbers for each in measured)
 
 
@@ -108,6 +115,10 @@ def chosen_for_int8(measured: Collection[Sensitivity], room: float) -> list[str]
 
     Greedy for the knapsack problem: the largest gain for each number first, what no longer fits is left out. Weights
     that lose nothing in int4 keep it, whatever room is left.
+
+    Args:
+        measured: the weights that may have either.
+        room: numbers that may have int8.
     """
     result: list[str] = []
     for each in sorted(measured, key=lambda each: (-each.gain, each.weights)):
@@ -118,7 +129,12 @@ def chosen_for_int8(measured: Collection[Sensitivity], room: float) -> list[str]
 
 
 def mean_bits_of(measured: Collection[Sensitivity], int8: Collection[str]) -> float:
-    """Return the mean bits of the measured weights if those named `int8` have 8, without scales."""
+    """Return the mean bits of the measured weights if those named `int8` have 8, without scales.
+
+    Args:
+        measured: the weights that may have either.
+        int8: names of those with int8.
+    """
     in_8 = sum(each.numbers for each in measured if each.weights[0] in int8)
     return LOW + (HIGH - LOW) * in_8 / sum(each.numbers for each in measured)
 

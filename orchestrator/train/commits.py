@@ -129,9 +129,9 @@ class Commits:
         return -1 if self._saver is None else self._saver.failed_step
 
     @property
-    def held(self) -> int:
-        """See `Saver.held`. As of the last `receive`."""
-        return -1 if self._saver is None else self._saver.held
+    def snapshot_step(self) -> int:
+        """See `Saver.snapshot_step`. As of the last `receive`."""
+        return -1 if self._saver is None else self._saver.snapshot_step
 
     @property
     def ready(self) -> bool:
@@ -167,7 +167,19 @@ class Commits:
         final: bool,
         may_save: bool = True,
     ) -> float:
-        """Save if a save is due, and if this step `may_save`. Return the seconds for which the step was blocked."""
+        """Save if a save is due.
+
+        Args:
+            progress: the progress after the step, as plain data.
+            row: the step's row; None on ranks without one.
+            agreed: what all ranks know of each other after the step. Saves depend on it only, so that all ranks
+                make the same.
+            final: whether the task ends with this step.
+            may_save: False within a rollout, whose answers no commit has.
+
+        Returns:
+            The seconds for which the step was blocked.
+        """
         checkpoint = self._checkpoint
         step = progress["step"]
         if self._saver is not None:
@@ -325,6 +337,7 @@ class Commits:
         if not failures:
             self._skip = 0
             return False
+        # All ranks count the same failures, see `agree`, and so skip the same commits.
         self._skip += 1
         return self._skip % min(2**failures, MAX_SKIPPED) != 0
 

@@ -78,7 +78,13 @@ class SequenceWarmup(StrictModel):
     )
 
     def at(self, step: int, sample_length: int) -> int:
-        """Return the tokens of a row in the step after `step` steps, for samples of `sample_length` tokens."""
+        """Return the tokens of a row in the step after `step` steps, for samples of `sample_length` tokens.
+
+        Args:
+            step: steps done.
+            sample_length: `data.sequence_length`.
+        """
+        # log2: `fits` has checked that the ratio is a power of two. Each doubling gets an equal part of the steps.
         doublings = (sample_length // self.length).bit_length() - 1
         return (
             min(self.length << (step * doublings // self.steps), sample_length)

@@ -12,10 +12,20 @@ def shares(samples: int, micro_batch: int, global_batch: int, ranks: int, rank: 
     """The numbers of the micro-batches that one of `ranks` computes in each pass over at most a global batch.
 
     All ranks have equally many in a pass; numbers from samples / micro_batch on are beyond the last sample.
+
+    Args:
+        samples: number of samples.
+        micro_batch: samples of a micro-batch.
+        global_batch: samples of a pass over all ranks, at most.
+        ranks: that divide the samples: the data axis.
+        rank: index on it.
     """
-    micro_batches, max_per_pass = -(-samples // micro_batch), global_batch // (micro_batch * ranks)
+    micro_batches = -(-samples // micro_batch)
+    max_per_pass = global_batch // (micro_batch * ranks)
     result = []
     for first in range(0, micro_batches, max_per_pass * ranks):
+        # Rounded up, and equal on all ranks: each micro-batch is a round of collectives, in which every rank takes
+        # part.
         count = min(max_per_pass, -(-(micro_batches - first) // ranks))
         result.append(range(first + rank * count, first + (rank + 1) * count))
     return result

@@ -95,7 +95,8 @@ def report_hang(run: str, attempt: int, rank: int, world: int, send: Callable[[H
 
 def _last_of(record: bytes, world: int) -> bytes:
     """Return a record with the last collectives only, so that all ranks together store MOST_STORED."""
-    document, most = json.loads(record), max(MOST_STORED // world, MAX_PRINTED)
+    document = json.loads(record)
+    most = max(MOST_STORED // world, MAX_PRINTED)
     if len(document["entries"]) <= most:
         return record
     return json.dumps({**document, "entries": document["entries"][-most:]}).encode()
@@ -137,7 +138,8 @@ def last_collectives(
         is_done = _is_done(entry)
         if entry.get("is_p2p") or (not is_done and (name, False) in last_by_group):
             continue
-        ranks, number = members.get(name, ()), int(entry["collective_seq_id"])
+        ranks = members.get(name, ())
+        number = int(entry["collective_seq_id"])
         members_text = (
             f"ranks {', '.join(map(str, ranks[:MAX_NAMED_RANKS]))}"
             if len(ranks) <= MAX_NAMED_RANKS
@@ -203,7 +205,12 @@ def line_of(entry: Mapping[str, Any]) -> str:
 
 
 def write(folder: str, files: Mapping[str, bytes]) -> None:
-    """Write files into a folder of the run directory."""
+    """Write files into a folder of the run directory.
+
+    Args:
+        folder: path or URI.
+        files: content by name.
+    """
     fs, path = open_file_system(folder, TIMEOUT)
     RETRY(fs.makedirs, path, exist_ok=True)
     for name, content in files.items():

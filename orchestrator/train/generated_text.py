@@ -55,8 +55,17 @@ class Sampler:
         """Return each prompt and the text after it; None if it `heeds_stop` and the worker group was asked to stop.
 
         `between` is called after every token.
+
+        Args:
+            step: steps done, for messages.
+            heeds_stop: whether a stop of the worker group ends the generation early.
+            between: called after every token; tests inject faults there.
+
+        Returns:
+            {"prompt", "text"} of each prompt; None if a stop ended it early.
         """
-        count, rank = len(self.prompts.rows), self.layout.coordinate(self.context.rank_info.rank)["dp"]
+        count = len(self.prompts.rows)
+        rank = self.layout.coordinate(self.context.rank_info.rank)["dp"]
         passes = shares(count, self.layout.micro_batch, self.global_batch, self.layout.dp, rank)
         answers: list[list[int]] = [[] for _ in range(count)]
         unfinished, ends = set(range(count)), self.prompts.generation.ends
@@ -72,6 +81,8 @@ class Sampler:
                 chosen_tokens += [
                     [row, self._next_token(row, logits, answers[row])] for row, logits in row_logits
                 ]
+            # Every rank gets the tokens of all, so that `unfinished` is the same everywhere and all ranks leave the
+            # loop together.
             for row, token in itertools.chain(*gather_json(chosen_tokens)):
                 answers[row].append(token)
             unfinished = {

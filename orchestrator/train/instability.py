@@ -85,7 +85,13 @@ def watched_answers(step: int, position: int) -> Iterator[None]:
 
 
 def spike(loss: float, earlier_losses: Sequence[float], stability: StabilitySpec) -> str:
-    """Return why a loss is a spike after the losses `earlier_losses`; empty if it is none, or if there are too few."""
+    """Return why a loss is a spike after the losses `earlier_losses`; empty if it is none, or if there are too few.
+
+    Args:
+        loss: of the step.
+        earlier_losses: in order.
+        stability: the window, and how many deviations make a spike.
+    """
     recent = earlier_losses[-stability.window :]
     if stability.spike is None or len(recent) < stability.window:
         return ""

@@ -17,5 +17,11 @@ def model_flops_per_second(flops_per_token: float, tokens_per_second: float, sha
 
 
 def mfu(flops_per_second: float, peak_flops: float, ranks: int) -> float:
-    """Return the share of the peak of `ranks` devices with `peak_flops` FLOPs per second each."""
+    """Return the share of the peak of `ranks` devices with `peak_flops` FLOPs per second each.
+
+    Args:
+        flops_per_second: of the model, over all ranks.
+        peak_flops: FLOP/s of a device in matrix products.
+        ranks: number of devices.
+    """
     return flops_per_second / (peak_flops * ranks)

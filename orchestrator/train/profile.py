@@ -85,7 +85,8 @@ class StepProfiler:
         if not actions or len(actions) > MAX_ACTIONS:
             return
         content_json = {"attempt": self._attempt, "step": step, "actions": actions}
-        name, content = f"rank-{self._context.rank_info.rank}.json", json.dumps(content_json).encode()
+        name = f"rank-{self._context.rank_info.rank}.json"
+        content = json.dumps(content_json).encode()
 
         def work() -> None:
             # the store may raise anything, and nothing depends on the timeline
@@ -145,7 +146,8 @@ class StepProfiler:
         """Write the files, then the tables. The tables mark the profile as complete."""
         from orchestrator.storage.run_directory import RunDir
 
-        run, folder = RunDir(self._run), f"{PROFILES}/{self._request['id']}"
+        run = RunDir(self._run)
+        folder = f"{PROFILES}/{self._request['id']}"
         write(run.at(folder), {file.name: file.read_bytes() for file in files})
         run.write_json(f"{folder}/rank-{summary['rank']}.json", summary)
 

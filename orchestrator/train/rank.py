@@ -37,6 +37,10 @@ def await_samples(prefetched: Prefetch[Any], context: WorkerContext) -> bool:
 
     The wait has no limit here: the controller ends a gang that waits while no data is being prepared.
 
+    Args:
+        prefetched: reads the samples.
+        context: this rank's connection to the controller.
+
     Returns:
         False if any rank must stop before the samples are ready. All ranks get the same answer.
     """
@@ -52,7 +56,12 @@ def await_samples(prefetched: Prefetch[Any], context: WorkerContext) -> bool:
 
 
 def is_growing(streaming: bool, is_complete: bool) -> bool:
-    """Whether streamed data is still incomplete on some rank. All ranks get the same answer."""
+    """Whether streamed data is still incomplete on some rank. All ranks get the same answer.
+
+    Args:
+        streaming: whether the job trains while data is prepared.
+        is_complete: whether this rank sees all of it.
+    """
     return streaming and not agree(0, False, ready=is_complete).ready
 
 
@@ -245,7 +254,7 @@ class Rank:
             stop=self._context.stop_requested(),
             failures=self._commits.failures,
             ready=self._commits.ready,
-            snapshot_step=self._commits.held,
+            snapshot_step=self._commits.snapshot_step,
             failed_step=self._commits.failed_step,
             busy=busy,
             memory=self._record.memory,
@@ -356,6 +365,7 @@ class Rank:
                         verified=max(self._progress.verified, self._sound_until),
                         seed=lambda role: seed_step(self._plan.seed, steps_done, role),
                     )
+                # Again after the verification, which has drawn numbers for the replicas that it computes.
                 seed_step(self._plan.seed, steps_done, self._context.rank_info.rank)
                 return self._engine.train_step(micro_batches, lr, check)
         except Exception as error:

@@ -25,6 +25,14 @@ def reference_key(
 
     The data is identified by the folder in which the values are stored. `name` is the name of a part of that data,
     such as its held-out part, else None.
+
+    Args:
+        name: of a part of the run's data, such as its held-out part; None for data of its own.
+        workload: the model and its objective.
+        data: the data as the job names it.
+        seed: of the run, by which held-out text is divided from training text.
+        precision: dtype of the model's products.
+        base: the weights that the run began with.
     """
     share = data.validation.share if data.validation and name is not None else None
     model = "" if workload.model.startswith("hf:") else workload.model

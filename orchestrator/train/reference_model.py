@@ -161,6 +161,7 @@ class References:
             [part.start + min(n, len(part) - 1) for n in range(number * size, (number + 1) * size)]
             for number in micro_batches
         ]
+        # [B, 2] of each micro-batch: both answers of a row, each summed over its tokens.
         answers = engine.log_probabilities([read.collate(ids, 0) for ids in numbers])
         for number, values in zip(micro_batches, answers, strict=bool(answers)):
             count = max(min(len(part) - number * size, size), 0)

@@ -25,7 +25,12 @@ from orchestrator.train.training_progress import TrainingProgress
 
 
 def peers_of(task: Task, context: WorkerContext) -> PeerMemory | None:
-    """Return the memory of nodes, this node's first; None if the task has no snapshot servers."""
+    """Return the memory of nodes, this node's first; None if the task has no snapshot servers.
+
+    Args:
+        task: names the servers.
+        context: this rank's node.
+    """
     if not task.snapshot_servers:
         return None
     nearest = sorted(task.snapshot_servers, key=lambda server: server["node"] != context.rank_info.node)
@@ -36,6 +41,10 @@ def placement_of(task: Task, context: WorkerContext) -> Placement | None:
     """Return where a rank's part of each snapshot is held: on its own node, and as a copy on another one.
 
     Without another node, this node's server is the only one. None if the task has no snapshot servers.
+
+    Args:
+        task: names the servers.
+        context: this rank's number and node.
     """
     if not task.snapshot_servers:
         return None

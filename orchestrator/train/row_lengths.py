@@ -118,7 +118,9 @@ def dealing_order(
         arithmetic: the order in which the run adds numbers. Earlier versions put micro-batches in bit-reversed order
             (0, 4, 2, 6, 1, 5, 3, 7), which gives the first of two ranks the longer one of each pair.
     """
+    # [micro-batches, samples of each], from the longest to the shortest.
     rows = np.argsort(-lengths, kind="stable").reshape(-1, micro_batch)
+    # Within a micro-batch by number again: the sum over its samples keeps the order of the data.
     rows.sort(axis=1)
     if arithmetic < Arithmetic.LABELLED_TOKENS:
         bits = max(len(rows) - 1, 1).bit_length()
@@ -138,6 +140,11 @@ def shortened_rows(batch: Batch, multiple: int = 1, parts: int = 1) -> Batch:
     """Return the batch with rows cut after the last real token of any row, rounded up to `multiple`.
 
     A batch that does not say what is padding, or that has entries whose length dimension is unknown, stays whole.
+
+    Args:
+        batch: a micro-batch.
+        multiple: rows have a multiple of this many tokens.
+        parts: texts of a row, each in an equal part of it.
     """
     if "padding" not in batch:
         return batch
@@ -156,10 +163,12 @@ def shortened_rows(batch: Batch, multiple: int = 1, parts: int = 1) -> Batch:
             result[name] = entry[:, :target_length]
         elif name == "positions":
             result[name] = entry[..., :length_needed]
+        # [B, L, L], which query sees which key: both are cut.
         elif name == "attention":
             result[name] = entry[:, :length_needed, :length_needed]
         elif name in ALONG_ROW and entry.dim() > 1 and entry.shape[1] == length:
             result[name] = entry[:, :length_needed]
+        # An unknown entry with a dimension of this length, perhaps along the row: better no cut than half a one.
         elif length in entry.shape[1:]:
             return batch
         else:

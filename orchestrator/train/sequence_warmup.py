@@ -20,6 +20,10 @@ def shortened(batch: Batch, length: int) -> Batch:
     """Return the batch with its rows [B, L] cut into rows [B x L / length, length], in order.
 
     Positions begin at 0 in every row. A document that began in an earlier row continues from there.
+
+    Args:
+        batch: [B, L] with its other entries.
+        length: of the rows; L is a multiple of it.
     """
     rows, sample_length = batch["tokens"].shape
     parts = sample_length // length
@@ -27,6 +31,8 @@ def shortened(batch: Batch, length: int) -> Batch:
         return batch
     result = {name: _cut(name, entry, parts, length) for name, entry in batch.items()}
     if "positions" in batch:
+        # A document from an earlier row counts from the row's beginning, j; one that begins in this row at s has j - s
+        # already.
         result["positions"] = torch.minimum(result["positions"], torch.arange(length))
     if KEYS in batch:  # the place in the whole sample, so that no two of its tokens share their dropout
         result[PLACES] = torch.arange(sample_length).view(parts, length).repeat(rows, 1)

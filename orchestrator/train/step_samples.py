@@ -75,7 +75,15 @@ class StepPlan:
     def lengths(
         self, workload: Workload, layout: Layout, *, on_gpu: bool, packed: bool, has_means: bool
     ) -> RowLengths:
-        """Return how the samples of a step become rows, see `row_lengths.lengths_of`."""
+        """Return how the samples of a step become rows, see `row_lengths.lengths_of`.
+
+        Args:
+            workload: the model and its objective.
+            layout: how the ranks divide the work.
+            on_gpu: whether ranks compute on GPUs.
+            packed: whether rows are filled with whole documents.
+            has_means: whether a teacher adds means over a micro-batch to the loss.
+        """
         return lengths_of(workload, layout, self.train, on_gpu=on_gpu, packed=packed, has_means=has_means)
 
 
@@ -177,6 +185,8 @@ class StepReader:
         parts = [self._batches.at(positions) for positions in positions_by_batch]
         if self._plan.draws:
             for positions, (batch, _) in zip(positions_by_batch, parts, strict=True):
+                # By the position in the data, not by the row or rank: dropout is the same under any layout and after
+                # any restart.
                 batch[KEYS] = position_keys(self._plan.seed, torch.from_numpy(positions))
         parts = [(self._lengths.cut(batch), digest) for batch, digest in parts]
         if length := self._plan.row_length(step):
@@ -263,5 +273,12 @@ MakeReader = Callable[[Batches | OwnBatches, TrainingProgress, Callable[[int], S
 
 
 def seed_step(seed: int, step: int, rank: int) -> None:
-    """Seed torch for a step. Randomness depends on (seed, step, rank) only, so commits need no random state."""
+    """Seed torch for a step. Randomness depends on (seed, step, rank) only, so commits need no random state.
+
+    Args:
+        seed: of the run.
+        step: steps done.
+        rank: whose random numbers are drawn.
+    """
+    # Mixed radix with primes: no two of a million steps and 65,537 ranks share a number.
     torch.manual_seed(((seed * 1_000_003 + step) * 65_537 + rank) % 2**63)

@@ -24,7 +24,13 @@ class Computed:
 
 
 def are_alike(first: Record, second: Record, tolerance: float) -> bool:
-    """Whether two records have the same messages."""
+    """Whether two records have the same messages.
+
+    Args:
+        first: a record.
+        second: another record.
+        tolerance: see `Message.is_like`.
+    """
     return len(first) == len(second) and all(
         a.is_like(b, tolerance) for a, b in zip(first, second, strict=True)
     )
@@ -63,6 +69,7 @@ def suspects(computed: Sequence[Computed], tolerance: float) -> frozenset[int]:
         return outvoted
     if not doubted:
         return passive
+    # A rank that is suspected in each role is the only one that all differences have in common.
     return frozenset.intersection(*doubted) or frozenset.union(*doubted)
 
 

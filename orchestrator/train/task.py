@@ -107,6 +107,14 @@ class Task:
         nothing.
 
         The numbers of one process match those of any layout. Its micro-batch is one that fitted a rank's memory.
+
+        Args:
+            job: as JSON.
+            micro_batch: samples of a micro-batch.
+            run: URI of the run directory.
+            data: URI of the prepared data.
+            restore: step of the commit; None for the initial model.
+            fields: further fields of the task.
         """
         return cls(
             job=job,

@@ -185,7 +185,12 @@ class TrainingProgress:
     def with_evaluation(
         self, sets: Mapping[str, Mapping[str, float]], stop_when: StopWhen | None
     ) -> TrainingProgress:
-        """Return the progress after an evaluation with the given metrics by set."""
+        """Return the progress after an evaluation with the given metrics by set.
+
+        Args:
+            sets: metrics of each held-out set by name.
+            stop_when: the rule of early stopping, if this evaluation counts for it; else None.
+        """
         values = by_name(sets)
         progress = dataclasses.replace(self, last_evaluation_step=self.step, evaluation=values)
         if stop_when is None:

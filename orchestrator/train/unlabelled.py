@@ -32,6 +32,7 @@ def labelled(batch: Batch, is_sample: Tensor, is_routed: bool) -> Batch:
     batch = dict(batch)
     for name in () if COUNTED in batch else LABELS:
         if name in batch:
+            # Regression has labels in floating point, whose losses leave out NaN.
             no_label = math.nan if batch[name].is_floating_point() else IGNORED
             batch[name] = batch[name].masked_fill(_broadcastable(~is_sample, batch[name]), no_label)
     for name in ("compared", COUNTED):
@@ -49,6 +50,11 @@ def filled_up(batches: list[Batch], count: int, size: int) -> list[Batch]:
     """Return `count` micro-batches of `size` samples: the given ones, then the last one again without labels.
 
     The model has no routers, which would count its tokens.
+
+    Args:
+        batches: the micro-batches with samples.
+        count: that every rank computes in the step.
+        size: samples of a micro-batch.
     """
     if len(batches) == count:
         return batches

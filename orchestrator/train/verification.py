@@ -50,6 +50,10 @@ def promise_equal_bits(determinism: str, device: torch.device) -> bool:
 
     They do if they have the same processor and its kernels are deterministic: always on CPUs, on GPUs under
     `determinism: bitwise`.
+
+    Args:
+        determinism: `train.determinism` of the job.
+        device: this rank's device.
     """
     if device.type == "cuda":
         processor = torch.cuda.get_device_name(device)
@@ -86,7 +90,15 @@ class Verification:
     def for_rank(
         cls, verify: VerifySpec | None, layout: Layout, rank: int, train: TrainSpec, device: Device
     ) -> Verification:
-        """Return that of a rank that trains. All ranks call it together."""
+        """Return that of a rank that trains. All ranks call it together.
+
+        Args:
+            verify: how often, and by whom; None for never.
+            layout: how the ranks divide the work.
+            rank: this rank.
+            train: precision and determinism.
+            device: this rank's device.
+        """
         exact = verify is not None and promise_equal_bits(train.determinism, device.device)
         return cls(verify, layout, rank, train.dtype, exact)
 
@@ -103,12 +115,15 @@ class Verification:
         """Return the indices on the data axis whose samples this rank needs besides its own, for a step."""
         if not (self.is_due(step) and self._by_other):
             return []
+        # Two other roles at most: with a third record of the same role a majority tells who is wrong.
         passes = range(1, min(self.replicas, 3))
         return [self._layout.coordinate(self.role(shift))["dp"] for shift in passes]
 
     def role(self, shift: int) -> int:
         """Return the rank whose part this one takes when the samples move by `shift` replicas."""
         coordinate = self._layout.coordinate(self._rank)
+        # A whole expert group moves: its ranks hold different experts, and only the same position in another group has
+        # the same.
         moved = (coordinate["dp"] + shift * self._layout.ep) % self._layout.dp
         return self._layout.rank(**{**coordinate, "dp": moved})
 
@@ -193,6 +208,7 @@ class RunningCheck:
         recomputed = self._computed[0].record
         if self.giver is not None and self.taker is not None:
             recomputed = from_rows(swap_json(to_rows(recomputed), to=self.giver, of=self.taker))
+        # Agreed on by all ranks: the third pass below is collective, so no rank may begin it alone.
         if not any_rank(not are_alike(record, recomputed, self._tolerance)):
             return
         self._computed.append(Computed(self._rank, self._rank, record))
@@ -201,7 +217,13 @@ class RunningCheck:
         self._raise("gradients")
 
     def update(self, copies: Record, own_shards: Record, giver_shards: Record) -> None:
-        """See `StepCheck.update`."""
+        """See `StepCheck.update`.
+
+        Args:
+            copies: of the shards that `taker` holds too.
+            own_shards: of this rank's other shards.
+            giver_shards: of those of `giver`, as this rank computes them.
+        """
         assert self.giver is not None
         assert self.taker is not None
         sent = [to_rows(copies), to_rows(giver_shards)]
@@ -228,6 +250,7 @@ class RunningCheck:
         ]
         blamed = suspects(computed, self._tolerance)
         finding = f"differs from what other ranks computed from the same numbers, in the {part}"
+        # Two records that differ do not tell which is wrong. A burn-in with known results may.
         if len(blamed) > 1:
             failed = gather_json(self._engine.test_device(self._step) if self._rank in blamed else [])
             if failing := [rank for rank in sorted(blamed) if failed[rank]]:

@@ -40,8 +40,8 @@ from orchestrator.models.averaged import weights_of
 from orchestrator.resolve.commit_model import CommitModel, model_of_run
 from orchestrator.storage.run_directory import RunDir
 from orchestrator.train.rollouts.ahead import Ahead
-from orchestrator.train.rollouts.kept import kept_steps, read_kept
 from orchestrator.train.rollouts.reward_check import check_reward_models
+from orchestrator.train.rollouts.stored_rollouts import kept_steps, read_kept
 from orchestrator.verify.replay import replay
 from workloads.inference import with_weights
 from workloads.load import load

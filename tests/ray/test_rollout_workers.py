@@ -15,7 +15,7 @@ from letters import letters, write_tokenizer
 from local_run import LocalGang, drive_here
 from ray.cluster_utils import Cluster
 
-from orchestrator.train.rollouts.kept import read_kept
+from orchestrator.train.rollouts.stored_rollouts import read_kept
 
 STEPS = 12
 LONG = 600

@@ -33,7 +33,8 @@ class Drawn(NamedTuple):
     Attributes:
         tokens: its tokens, with the one that ends it, if it has ended.
         log_probabilities: of each token, at the temperature, without the cuts of top_k and top_p.
-        entropy: the sum over tokens of the entropy of the distribution that each was drawn from, in nats.
+        entropy: the sum over tokens of the entropy of their distributions, in nats; as `log_probabilities`, at the
+            temperature and without those cuts.
         ended: whether it ended by itself, not by reaching the maximum length.
     """
 
@@ -99,15 +100,16 @@ def draw_answers(
         # One pass reads each prompt once; the rows of its answers begin with copies of its keys and values.
         logits = model(batch, cache=cache).logits[:, 0].repeat_interleave(copies, 0)
         at = real.sum(1, keepdim=True).repeat_interleave(copies, 0)
+        # [prompts, ..] becomes [prompts x copies, ..], the answers to a prompt next to each other.
         cache.select(torch.arange(len(prompts), device=device).repeat_interleave(copies))
         for token_number in range(max_tokens):
             chosen = rows.draw(logits)
             progressed()
-            kept = rows.remaining()
+            continuing = rows.remaining()
             if not rows.going or token_number + 1 == max_tokens:
                 break
-            if len(kept) < len(chosen):
-                index = torch.tensor(kept, device=device)
+            if len(continuing) < len(chosen):
+                index = torch.tensor(continuing, device=device)
                 chosen = chosen[index]
                 at = at[index]
                 cache.select(index)
@@ -175,9 +177,9 @@ class _Rows:
         few."""
         if self.going > FULL * len(self._rows):
             return list(range(len(self._rows)))
-        kept = [index for index, row in enumerate(self._rows) if not self._is_over[row]]
-        self._rows = [self._rows[index] for index in kept]
-        return kept
+        continuing = [index for index, row in enumerate(self._rows) if not self._is_over[row]]
+        self._rows = [self._rows[index] for index in continuing]
+        return continuing
 
     @property
     def answers(self) -> list[Drawn]:
@@ -222,6 +224,7 @@ def _drawn(shares: Tensor, heights: Sequence[float], sampling: Sampling) -> Tens
     `shares`, fp64 [B, vocabulary], are the probabilities. The tokens are in the order of the vocabulary, because
     sorting them would take most of the time.
     """
+    # Not divided by their total: the height is multiplied with it, which is one operation a row instead of one a token.
     sums = _cut(shares, sampling).cumsum(-1)
     total = sums[:, -1:]
     height = torch.tensor(heights, dtype=torch.float64, device=shares.device).unsqueeze(1) * total
@@ -241,7 +244,7 @@ def _cut(shares: Tensor, sampling: Sampling) -> Tensor:
         shares = shares.where(shares >= least, 0.0)
     if sampling.top_p < 1.0:
         ordered, order = (shares / shares.sum(-1, keepdim=True)).sort(dim=-1, descending=True, stable=True)
-        kept = ordered.cumsum(-1) - ordered < sampling.top_p
-        kept[:, 0] = True  # with a top_p of 0, the most probable token alone
-        shares = torch.zeros_like(shares).scatter(1, order, ordered.where(kept, 0.0))
+        in_nucleus = ordered.cumsum(-1) - ordered < sampling.top_p
+        in_nucleus[:, 0] = True  # with a top_p of 0, the most probable token alone
+        shares = torch.zeros_like(shares).scatter(1, order, ordered.where(in_nucleus, 0.0))
     return shares

@@ -42,7 +42,7 @@ class Context:
         real: bool [B, L], False at padding; None without padding. Covers the full sequence, even if the hidden states
             are
             only a part of it.
-        cache: what a generating model has read so far. `kept` is this layer's part of it, see `Cache`.
+        cache: what a generating model has read so far. `layer_cache` is this layer's part of it, see `Cache`.
     """
 
     mask: Mask
@@ -54,17 +54,25 @@ class Context:
     samples: Tensor | None = None
     real: Tensor | None = None
     cache: Cache | None = None
-    kept: LayerCache | None = None
+    layer_cache: LayerCache | None = None
     full_mask: Mask | None = None
     full_rotary: Rotary | None = None
     score_keys: Tensor | None = None
     between: Between | None = None
 
     def with_read(self, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-        """Store these keys and values in the cache, if there is one. Return all keys and values read so far."""
-        if self.cache is None or self.kept is None:
+        """Store these keys and values in the cache, if there is one. Return all keys and values read so far.
+
+        Args:
+            key: keys of this pass, [B, kv_heads, L, D].
+            value: values of this pass, [B, kv_heads, L, D].
+
+        Returns:
+            Keys and values [B, kv_heads, M, D] of all M tokens so far.
+        """
+        if self.cache is None or self.layer_cache is None:
             return key, value
-        return self.cache.add(self.kept, key, value)
+        return self.cache.add(self.layer_cache, key, value)
 
 
 class AttentionCore(nn.Module):
@@ -98,7 +106,14 @@ class AttentionCore(nn.Module):
     ) -> Tensor:
         """Return the attention output [B, heads, L, D].
 
-        `bias`, if given, includes the mask. `keys` int64 [B, L] are the queries' dropout keys; None outside training.
+        Args:
+            query: [B, heads, L, D].
+            key: [B, kv_heads, M, D].
+            value: [B, kv_heads, M, D].
+            mask: which keys a query sees.
+            bias: additive scores, which include the mask; None without.
+            keys: the queries' dropout keys, int64 [B, L]; None outside of training.
+            sinks: extra scores in the denominator of the softmax, [heads]; None without.
         """
         documents = mask.documents if bias is None else None
         if documents is not None and not (self.cap or sinks is not None or self.drops(keys)):
@@ -108,6 +123,7 @@ class AttentionCore(nn.Module):
         allowed = mask.allowed if bias is None else bias.to(query.dtype)
         if documents is not None:
             packed = documents
+            # No kernel takes the documents, so they become one bool mask [B, 1, L, L], which all layers share.
             allowed = documents.once(lambda: packed.dense(query.shape[2], query.device))
         return self.attend(
             query,
@@ -133,7 +149,17 @@ class AttentionCore(nn.Module):
         keys: Tensor | None,
         sinks: Tensor | None,
     ) -> Tensor:
-        """Like `forward`, for keys that start at position 0, under a mask [1 or B, 1 or heads, L, M] or None."""
+        """Like `forward`, for keys that start at position 0, under a mask tensor.
+
+        Args:
+            query: [B, heads, L, D].
+            key: [B, kv_heads, M, D].
+            value: [B, kv_heads, M, D].
+            allowed: [1 or B, 1 or heads, L, M], bool or additive; None if nothing is hidden.
+            causal: whether keys after a query are hidden too.
+            keys: as in `forward`.
+            sinks: as in `forward`.
+        """
         if keys is None or not self.drops(keys):
             return attend(
                 query,
@@ -180,7 +206,8 @@ class Attention(nn.Module):
 
     def __init__(self, config: TransformerConfig, cross: bool = False) -> None:
         super().__init__()
-        width, keys = config.heads * config.head_dim, config.kv_heads * config.head_dim
+        width = config.heads * config.head_dim
+        keys = config.kv_heads * config.head_dim
         self.cross, self.head_dim = cross, config.head_dim
         self.query = nn.Linear(config.hidden, width, bias=config.attention_bias)
         self.key = nn.Linear(config.hidden, keys, bias=config.attention_bias)
@@ -206,7 +233,12 @@ class Attention(nn.Module):
         self.prefix: nn.Module | None = None  # of an adapter, see `workloads.adapters.adapter`
 
     def forward(self, hidden: Tensor, context: Context) -> Tensor:
-        """Map hidden states [B, L, hidden] to [B, L, hidden]."""
+        """Map hidden states [B, L, hidden] to [B, L, hidden].
+
+        Args:
+            hidden: hidden states [B, L, hidden].
+            context: mask, positions and cache, which all layers share.
+        """
         query = self.query(hidden)
         # Before heads are parted: OLMo 2 normalises over all heads together, Qwen 3 each head alone.
         if self.norms_whole and self.query_norm is not None:
@@ -214,11 +246,13 @@ class Attention(nn.Module):
         query = self._heads(query)
         key, value = self._of_memory(context) if self.cross else self._of(hidden)
         if self.query_norm is not None and self.key_norm is not None and not self.norms_whole:
-            query, key = self.query_norm(query), self.key_norm(key)
+            query = self.query_norm(query)
+            key = self.key_norm(key)
         if context.rotary is not None and not self.cross:
             # Rotated before the cache stores them: a key's angle depends on its own position alone, and is computed
             # once.
-            query, key = rotate(query, context.rotary), rotate(key, context.rotary)
+            query = rotate(query, context.rotary)
+            key = rotate(key, context.rotary)
         if not self.cross:
             key, value = context.with_read(key, value)
         if self.prefix is not None:
@@ -231,11 +265,13 @@ class Attention(nn.Module):
             # One additive tensor: fused kernels take a mask or a bias, not both.
             bias = scores if allowed is None else scores.masked_fill(~allowed, -torch.inf)
         sinks = None if self.sinks is None else self.sinks.weight
+        # [B, heads, L, D]; the heads are then laid side by side, [B, L, heads x D], for the output projection.
         mixed = self.core(query, key, value, mask, bias, keys=context.score_keys, sinks=sinks)
         return self.output(mixed.transpose(1, 2).flatten(2))
 
     def _of(self, source: Tensor) -> tuple[Tensor, Tensor]:
-        key, value = self.key(source), self.value(source)
+        key = self.key(source)
+        value = self.value(source)
         if self.norms_whole and self.key_norm is not None:
             key = self.key_norm(key)
         return self._heads(key), self._heads(value)
@@ -246,18 +282,19 @@ class Attention(nn.Module):
         if self.relative is not None:
             query, scores = self.relative(query, self._heads(self.distance(vectors)), between)
             return query, scores * self.scale
-        of_queries, of_keys = self._heads(self.query(vectors)), self._heads(self.key(vectors))
+        of_queries = self._heads(self.query(vectors))
+        of_keys = self._heads(self.key(vectors))
         return query, disentangled.scores(query, key, of_queries, of_keys, between.numbers) * self.scale
 
     def _of_memory(self, context: Context) -> tuple[Tensor, Tensor]:
         assert context.memory is not None
-        if context.kept is None:
+        if context.layer_cache is None:
             return self._of(context.memory)
-        if context.kept.memory is None:
+        if context.layer_cache.memory is None:
             # The encoder's output does not change while the decoder generates, so its keys and values are computed at
             # the first token only.
-            context.kept.memory = self._of(context.memory)
-        return context.kept.memory
+            context.layer_cache.memory = self._of(context.memory)
+        return context.layer_cache.memory
 
     def _heads(self, x: Tensor) -> Tensor:
         # The number of heads follows from the shape, because a tensor-parallel rank has only some of the heads.
@@ -301,15 +338,22 @@ class LatentMultiHeadAttention(nn.Module):
         self.core = AttentionCore(scale, dropout=config.attention_dropout)
 
     def forward(self, hidden: Tensor, context: Context) -> Tensor:
-        """Map hidden states [B, L, hidden] to [B, L, hidden]."""
+        """Map hidden states [B, L, hidden] to [B, L, hidden].
+
+        Args:
+            hidden: hidden states [B, L, hidden].
+            context: mask, positions and cache, which all layers share.
+        """
         assert context.rotary is not None
         latent = self.latent
         if latent.query_rank:
             query = self._heads(self.query_up(self.query_norm(self.query_down(hidden))))
         else:
             query = self._heads(self.query(hidden))
+        # [B, heads, L, nope_dim] and [B, heads, L, rope_dim].
         plain, rotated = query.split((latent.nope_dim, latent.rope_dim), dim=-1)
         query = torch.cat((plain, rotate(rotated, context.rotary)), dim=-1)
+        # The latent vector c of a token, [B, L, key_value_rank] (equation 9), and its rotated key, [B, L, rope_dim].
         low, shared = self.latent_down(hidden).split((latent.key_value_rank, latent.rope_dim), dim=-1)
         key, value = (
             self._heads(self.key_value(self.latent_norm(low)))
@@ -318,6 +362,8 @@ class LatentMultiHeadAttention(nn.Module):
         # One rotated key for all heads (DeepSeek-V2, equation 15): the latent vector cannot carry a position, since
         # the up-projection does not commute with a rotation.
         shared = rotate(shared.unsqueeze(1), context.rotary).expand(-1, self.heads, -1, -1)
+        # The cache holds expanded keys and values. DeepSeek's own generation caches `low` and `shared` alone and folds
+        # the up-projection into the query, which takes less memory.
         key, value = context.with_read(torch.cat((key, shared), dim=-1), value)
         mixed = self.core(query, key, value, context.mask, context.bias, keys=context.score_keys)
         return self.output(mixed.transpose(1, 2).flatten(2))

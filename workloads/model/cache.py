@@ -54,12 +54,22 @@ class Cache:
     def add(self, layer: LayerCache, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
         """Store keys and values [B, kv_heads, L, D] of this pass, and return all that are stored,
         ordered by position.
+
+        Args:
+            layer: the layer's part of the cache.
+            key: [B, kv_heads, L, D].
+            value: [B, kv_heads, L, D of the values].
+
+        Returns:
+            [B, kv_heads, length, D] each. Slots that no token of a row has written yet are zeros, which `visible`
+            hides.
         """
         if layer.keys is None or layer.values is None:
             layer.keys, layer.values = (
                 x.new_zeros(*x.shape[:2], self.slots, x.shape[3]) for x in (key, value)
             )
         indices = self.positions[:, None, :, None]
+        # Rows are at different positions, so a slice would not do: slot = position, per row.
         layer.keys.scatter_(2, indices.expand_as(key), key)
         layer.values.scatter_(2, indices.expand_as(value), value)
         return layer.keys[:, :, : self.length], layer.values[:, :, : self.length]
@@ -67,6 +77,10 @@ class Cache:
     def visible(self, config: TransformerConfig, windowed: bool = True) -> Tensor:
         """Return which positions the tokens of this pass attend to, bool [B, 1, L, length], in layers with or without
         the window.
+
+        Args:
+            config: the model.
+            windowed: whether the layers have the window.
         """
         query = self.positions[:, :, None]
         key = torch.arange(self.length, device=query.device)

@@ -12,19 +12,19 @@ from contextvars import ContextVar
 import torch
 from torch import Tensor
 
-_KEPT: ContextVar[dict[tuple[int, torch.dtype], Tensor] | None] = ContextVar("casts", default=None)
-"""The cached casts by weight; None outside of `kept`."""
+_CASTS: ContextVar[dict[tuple[int, torch.dtype], Tensor] | None] = ContextVar("casts", default=None)
+"""The cached casts by weight; None outside of `shared`."""
 
 
 @contextlib.contextmanager
-def kept() -> Iterator[None]:
+def shared() -> Iterator[None]:
     """Cast each weight only once within this context."""
-    before = _KEPT.get()
-    token = _KEPT.set({} if before is None else before)
+    before = _CASTS.get()
+    token = _CASTS.set({} if before is None else before)
     try:
         yield
     finally:
-        _KEPT.reset(token)
+        _CASTS.reset(token)
 
 
 def cast(weight: Tensor) -> Tensor:
@@ -35,7 +35,7 @@ def cast(weight: Tensor) -> Tensor:
     dtype = torch.get_autocast_dtype(kind)
     if torch.compiler.is_compiling() or not (torch.is_autocast_cache_enabled() and torch.is_grad_enabled()):
         return weight.to(dtype)
-    known = _KEPT.get()
+    known = _CASTS.get()
     if known is None or not weight.is_leaf:
         return weight.to(dtype)
     key = (id(weight), dtype)

@@ -50,10 +50,12 @@ class ChunkedLoss:
         hidden [.., size], weight [vocabulary, size], bias [vocabulary], labels int64 [..]. All results are fp32
         scalars.
         """
-        hidden, labels = hidden.flatten(0, -2), labels.flatten()
+        hidden = hidden.flatten(0, -2)
+        labels = labels.flatten()
         if self.leaves_out:
             has_label = labels != IGNORED
-            hidden, labels = hidden[has_label], labels[has_label]
+            hidden = hidden[has_label]
+            labels = labels[has_label]
         results: tuple[Tensor, ...] = _Chunked.apply(
             hidden, weight, bias, labels, _Pass(self, torch.is_grad_enabled())
         )
@@ -82,8 +84,10 @@ class _Chunked(torch.autograd.Function):
         how = forward_pass.loss
         kind = hidden.device.type
         dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else hidden.dtype
-        ctx.wanted = [forward_pass.is_differentiated and wanted for wanted in ctx.needs_input_grad[:3]]
-        gradients = _Gradients(hidden, weight.to(dtype), bias, ctx.wanted)
+        ctx.needs_gradient = [
+            forward_pass.is_differentiated and needed for needed in ctx.needs_input_grad[:3]
+        ]
+        gradients = _Gradients(hidden, weight.to(dtype), bias, ctx.needs_gradient)
         sums: list[Tensor] = []
         with torch.autocast(kind, enabled=False):
             # At least one chunk: a batch without a label still needs sums, and gradients of zeros.
@@ -92,13 +96,16 @@ class _Chunked(torch.autograd.Function):
                 chunk_sums, ctx.slope = gradients.of_chunk(hidden[at].to(dtype), at, labels[at], how)
                 sums = [a + b for a, b in zip(sums, chunk_sums, strict=True)] if sums else chunk_sums
         # Not through save_for_backward, which forbids that the backward pass scales them in place.
-        ctx.found = gradients.hidden, gradients.of_weight, gradients.of_bias
+        ctx.gradients = gradients.hidden, gradients.of_weight, gradients.of_bias
         ctx.mark_non_differentiable(*sums[1:])
         return tuple(sums)
 
     @staticmethod
     def backward(ctx: Any, *above: Tensor) -> tuple[Tensor | None, ...]:
-        gradients, ctx.found = ctx.found, None  # scaled in place, so a second backward pass cannot use them
+        gradients, ctx.gradients = (
+            ctx.gradients,
+            None,
+        )  # scaled in place, so a second backward pass cannot use them
         ratio = above[0] / ctx.slope  # 1 unless the caller weighted the sum differently
         return *(None if gradient is None else gradient.mul_(ratio) for gradient in gradients), None, None
 
@@ -106,10 +113,12 @@ class _Chunked(torch.autograd.Function):
 class _Gradients:
     """The gradients of the hidden states, chunk by chunk, and the summed gradients of weight and bias."""
 
-    def __init__(self, hidden: Tensor, weight: Tensor, bias: Tensor | None, wanted: list[bool]) -> None:
-        self._weight, self._wanted = weight, wanted
+    def __init__(
+        self, hidden: Tensor, weight: Tensor, bias: Tensor | None, needs_gradient: list[bool]
+    ) -> None:
+        self._weight, self._needs_gradient = weight, needs_gradient
         self._bias = None if bias is None else bias.to(weight.dtype)
-        self.hidden = torch.empty_like(hidden) if wanted[0] else None
+        self.hidden = torch.empty_like(hidden) if needs_gradient[0] else None
         self.of_weight: Tensor | None = None
         self.of_bias: Tensor | None = None
 
@@ -122,7 +131,7 @@ class _Gradients:
         the chunk are freed.
         """
         logits = F.linear(x, self._weight, self._bias)
-        if not any(self._wanted):
+        if not any(self._needs_gradient):
             return _sums(how.of_tokens(logits.unsqueeze(0), labels.unsqueeze(0))), None
         with torch.enable_grad():
             # A fresh graph for this chunk alone, which autograd.grad frees, so that one chunk's logits exist at a
@@ -140,13 +149,13 @@ class _Gradients:
         # = logits^T x sums over chunks in fp32.
         if self.hidden is not None:
             self.hidden[at] = logits @ self._weight
-        if self._wanted[1] and self.of_weight is None:
+        if self._needs_gradient[1] and self.of_weight is None:
             self.of_weight = (logits.t() @ x).float()
         elif self.of_weight is not None and logits.dtype is torch.float32:
             self.of_weight.addmm_(logits.t(), x)
         elif self.of_weight is not None:
             self.of_weight.add_(logits.t() @ x)
-        if self._wanted[2]:
+        if self._needs_gradient[2]:
             part = logits.sum(0).float()
             self.of_bias = part if self.of_bias is None else self.of_bias.add_(part)
 

@@ -293,6 +293,11 @@ class TransformerConfig:
         """Return one line if a sequence has more tokens than the model declares positions, though it can compute them.
 
         See `workloads.describe.Description`.
+
+        Args:
+            name: name of the model, for the message.
+            length: tokens of a training sequence.
+            dropout: the rate in training; not read by this kind of model.
         """
         declared = self.max_positions
         if length <= declared or self.positions not in ("rotary", "sinusoidal"):

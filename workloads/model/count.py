@@ -11,6 +11,10 @@ def parameters(config: TransformerConfig, active: bool = False) -> int:
     """Return the number of trained parameters. A tied weight counts once; buffers do not count.
 
     With `active`, count only the parameters that one token uses: top_k routed experts and the shared ones.
+
+    Args:
+        config: the model.
+        active: whether to count only what one token uses.
     """
     stacks = _layers(config, config.layers, False, active)
     stacks += _layers(config, config.decoder_layers, True, active) if config.decoder_layers else 0
@@ -35,6 +39,11 @@ def flops(config: TransformerConfig, sequence_length: int, predicted: Predicted 
     N counts the weights that multiply a token. Lookup tables do not count. The output projection counts, tied or not,
     for the `predicted` tokens. Shared layers count each time they run. An encoder-decoder reads sequence_length tokens
     and writes predicted.target_length; its cost is per token read.
+
+    Args:
+        config: the model.
+        sequence_length: tokens of a row.
+        predicted: the share of the tokens that are predicted, and the length of a decoder's text.
     """
     if config.generator:
         alone = config.changed({"generator": 0})
@@ -65,14 +74,20 @@ def flops(config: TransformerConfig, sequence_length: int, predicted: Predicted 
 def _scores(config: TransformerConfig, length: int) -> float:
     width: float = config.head_dim
     if config.latent:
+        # Keys are wider than values here; 12 x width stands for both products together.
         width = (config.latent.nope_dim + config.latent.rope_dim + config.latent.value_dim) / 2
     drawn = config.random_blocks * config.block_size
     visible: float = min(length, config.window + config.global_tokens + drawn) if config.window else length
     if config.full_every:
+        # A mean over the layers, of which every n-th sees the whole row.
         visible += (length - visible) * (config.layers // config.full_every) / config.layers
     if config.positions == "relative_keys":  # queries also multiply the keys of distances
+        # Model FLOPs: each pair needs one product with its distance, half of what QK^T and PV take. `RelativeKeys`
+        # computes all 2 L - 1 distances of a query, twice as many.
         visible += length / 2
     # Disentangled attention multiplies queries and keys with the vector of each distance.
+    # 2 FLOPs a multiply-add, two products (QK^T and PV), and a backward pass of twice the forward one: 2 x 2 x 3 = 12.
+    # Causal rows count in full (PaLM, appendix B).
     return 12 * config.heads * width * (visible + 2 * config.disentangled)
 
 
@@ -132,7 +147,8 @@ def _attention(config: TransformerConfig) -> int:
     hidden, bias = config.hidden, config.attention_bias
     if config.latent:
         return _latent(config)
-    width, keys = config.heads * config.head_dim, config.kv_heads * config.head_dim
+    width = config.heads * config.head_dim
+    keys = config.kv_heads * config.head_dim
     total = _linear(hidden, width, bias) + 2 * _linear(hidden, keys, bias)
     total += _linear(width, hidden, config.output_bias)
     total += config.heads if config.sinks else 0

@@ -10,14 +10,20 @@ OUTPUT = ("norm", "head", "sentence_head")
 
 def layer_count(config: TransformerConfig) -> int:
     """Return the number of layers that `depth` counts."""
+    if config.shared_layers:
+        return 1
     pair = config.architecture == "encoder-decoder"
-    return 1 if config.shared_layers else config.layers + (config.decoder_layers if pair else 0)
+    return config.layers + (config.decoder_layers if pair else 0)
 
 
 def depth(config: TransformerConfig, name: str) -> int:
     """Return 0 for heads and the last norm, 1 for the last layer, and the number of layers plus one for embeddings.
 
     A decoder's layers come after those of its encoder. Layers that share their weights count as one.
+
+    Args:
+        config: the model.
+        name: name of the parameter.
     """
     pair = config.architecture == "encoder-decoder"
     count = layer_count(config)

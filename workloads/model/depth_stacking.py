@@ -19,8 +19,14 @@ def stacked(base: Collection[str], model: Collection[str], where: str) -> Mappin
     """Map each tensor of an added layer of the model to the base's tensor that initialises it.
 
     Raises WorkloadError unless the depth of each stack is a multiple of that of the base at `where`.
+
+    Args:
+        base: names of the base's tensors.
+        model: names of the model's tensors.
+        where: the base, for the message.
     """
-    theirs, ours = _layers(base), _layers(model)
+    theirs = _layers(base)
+    ours = _layers(model)
     for stack, count in ours.items():
         if stack in theirs and (count % theirs[stack] or count == theirs[stack]):
             raise WorkloadError(

@@ -48,6 +48,11 @@ def bucket(distance: Tensor, buckets: int, farthest: int) -> Tensor:
     """Return the bucket of query position minus key position, int64.
 
     Buckets are exact up to half of `buckets`, then logarithmic up to the distance `farthest`.
+
+    Args:
+        distance: int64, of any shape.
+        buckets: number of buckets on each side.
+        farthest: distance of the last bucket.
     """
     exact = buckets // 2
     away = distance.abs()
@@ -62,6 +67,13 @@ def scores(query: Tensor, key: Tensor, of_queries: Tensor, of_keys: Tensor, numb
 
     query and key are [B, heads, L, D]; of_queries and of_keys, the projected distances, [1, heads, 2 * buckets, D];
     numbers as in `Between`.
+
+    Args:
+        query: [B, heads, L, D].
+        key: [B, heads, L, D].
+        of_queries: vectors of distances through the query projection, [1, heads, 2 x buckets, D].
+        of_keys: vectors of distances through the key projection, [1, heads, 2 x buckets, D].
+        numbers: as in `Between`, [1 or B, L, L].
     """
     # expand allocates nothing: `gather` reads the same [L, L] numbers for every head.
     numbers = numbers.unsqueeze(1).expand(*query.shape[:2], -1, -1)

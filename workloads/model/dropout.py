@@ -45,7 +45,13 @@ features.
 
 
 def row_keys(seed: int, position: int, count: int) -> Tensor:
-    """Return the keys of `count` samples of the run's sample order from `position` on, int64 [count]."""
+    """Return the keys of `count` samples of the run's sample order from `position` on, int64 [count].
+
+    Args:
+        seed: of the run.
+        position: of the first sample.
+        count: number of samples.
+    """
     return position_keys(seed, torch.arange(position, position + count))
 
 
@@ -53,6 +59,10 @@ def position_keys(seed: int, positions: Tensor) -> Tensor:
     """Return the keys of the samples at `positions` of the run's sample order, both int64 [count].
 
     A position occurs once in a run, so it identifies step and sample.
+
+    Args:
+        seed: of the run.
+        positions: int64 [count].
     """
     return keyed(_mixed(torch.tensor([seed])), positions)
 
@@ -61,6 +71,12 @@ def token_keys(model: nn.Module, batch: Batch, length: int, stack: int = 0) -> T
     """Return the dropout key of every token in that stack of the model, int64 [B, length]; None without dropout.
 
     Raises KeyError for a training batch without keys.
+
+    Args:
+        model: the model; its mode and its rates are read.
+        batch: has `dropout_keys`, and `places` if it holds a part of each sequence.
+        length: number of tokens of a row, those of a prompt included.
+        stack: 0 for an encoder or the only stack, 1 for a decoder.
     """
     config = model.config
     if not (model.training and (config.dropout or config.attention_dropout)):  # type: ignore[union-attr]
@@ -77,6 +93,11 @@ def sample_keys(model: nn.Module, batch: Batch, stack: int = 0) -> Tensor | None
     """Return the LayerDrop key of every sample in that stack, int64 [B]; None if no layer is skipped.
 
     Raises KeyError for a training batch without keys.
+
+    Args:
+        model: the model; its mode and its rate are read.
+        batch: has `dropout_keys`.
+        stack: as in `token_keys`.
     """
     if not (model.training and model.config.layer_drop):  # type: ignore[union-attr]
         return None
@@ -89,6 +110,11 @@ def noisy(model: nn.Module, vectors: Tensor, batch: Batch) -> Tensor:
     Each feature gets alpha / sqrt(n d) times a number drawn uniformly from [-1, 1), where n is the number of tokens of
     its row, padding left out. The numbers follow from (seed, position in the sample order, position in the sequence,
     feature). Raises KeyError for a training batch without keys.
+
+    Args:
+        model: the model; its mode and `embedding_noise` are read.
+        vectors: token vectors, [B, L, d].
+        batch: has `dropout_keys`, and `row_tokens` if it holds a part of each sequence.
     """
     alpha: float = model.config.embedding_noise  # type: ignore[union-attr, assignment]
     if not (model.training and alpha):
@@ -110,7 +136,12 @@ def noisy(model: nn.Module, vectors: Tensor, batch: Batch) -> Tensor:
 
 
 def keyed(keys: Tensor, number: int | Tensor) -> Tensor:
-    """Derive keys from `keys` and `number`, which broadcast."""
+    """Derive keys from `keys` and `number`, which broadcast.
+
+    Args:
+        keys: int64, of any shape.
+        number: a non-negative number, or SKIPS or NOISE, which no other use has.
+    """
     return _mixed(keys + (torch.as_tensor(number, device=keys.device) + 1) * GAMMA)
 
 
@@ -119,17 +150,28 @@ def drop(x: Tensor, rate: float, keys: Tensor | None, site: int) -> Tensor:
 
     keys int64 [B, L] are the tokens' keys in this layer, None outside training. site is the number of the sub-layer.
     For attention probabilities [B, heads, L, keys], the keys are [B, heads, L].
+
+    Args:
+        x: [B, L, features], or [B, heads, L, keys].
+        rate: share to zero.
+        keys: int64, one for each vector of x; None outside of training.
+        site: number of the sub-layer.
     """
     zeroed = round(rate * NUMBERS)
     if keys is None or not zeroed:
         return x
     # int16 numbers begin at -NUMBERS / 2.
-    kept = _numbers(keyed(keys, site), x.shape[-1]) >= zeroed - NUMBERS // 2
-    return torch.where(kept, x / (1.0 - zeroed / NUMBERS), 0.0)
+    keep = _numbers(keyed(keys, site), x.shape[-1]) >= zeroed - NUMBERS // 2
+    return torch.where(keep, x / (1.0 - zeroed / NUMBERS), 0.0)
 
 
 def uniform_numbers(keys: Tensor, count: int) -> Tensor:
-    """Return `count` random numbers in (0, 1) for each key int64 [n], fp64 [n, count]."""
+    """Return `count` random numbers in (0, 1) for each key int64 [n], fp64 [n, count].
+
+    Args:
+        keys: int64 [n].
+        count: numbers for each key.
+    """
     numbers = keyed(keys.unsqueeze(-1), torch.arange(count, device=keys.device))
     # 52 bits and a half, so that neither 0 nor 1 occurs.
     return _shifted(numbers, 12).double().add_(0.5).mul_(2.0**-52)
@@ -139,12 +181,18 @@ def skip(x: Tensor, before: Tensor, rate: float, keys: Tensor | None) -> Tensor:
     """Return the layer output x [B, L, hidden], with its input `before` in place of the samples that skip the layer.
 
     keys int64 [B] are the samples' keys in this layer; None if no sample skips it.
+
+    Args:
+        x: output of the layer, [B, L, hidden].
+        before: its input, [B, L, hidden].
+        rate: share of samples that skip the layer.
+        keys: int64 [B]; None if no sample skips it.
     """
     if keys is None:
         return x
     # The same comparison as in `drop`, so that rates round alike.
-    kept = _numbers(keys, 1).unsqueeze(-1) >= round(rate * NUMBERS) - NUMBERS // 2
-    return torch.where(kept, x, before)
+    keep = _numbers(keys, 1).unsqueeze(-1) >= round(rate * NUMBERS) - NUMBERS // 2
+    return torch.where(keep, x, before)
 
 
 def _numbers(keys: Tensor, count: int) -> Tensor:

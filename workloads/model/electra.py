@@ -37,7 +37,12 @@ class Trunk(nn.Module):
         self.head = MaskedHead(config) if config.head == "masked" else DiscriminatorHead(config)
 
     def forward(self, vectors: Tensor, context: Context) -> Tensor:
-        """Map embedded tokens [B, L, embedding_size] to hidden states [B, L, hidden]."""
+        """Map embedded tokens [B, L, embedding_size] to hidden states [B, L, hidden].
+
+        Args:
+            vectors: embedded tokens [B, L, embedding_size].
+            context: mask and dropout keys.
+        """
         hidden = vectors if self.projection is None else self.projection(vectors)
         return run_layers(self.layers, hidden, context, None, self.repeat)[0]
 
@@ -59,16 +64,27 @@ class Electra(nn.Module):
         The batch has tokens (masked), targets (original) and labels (targets where masked, else -100), all [B, L], and
         sample_seed int64 [B], which seeds the generator's samples. Sampling needs full logits of the masked tokens, so
         `in_chunks` is ignored.
+
+        Args:
+            batch: see above.
+            in_chunks: ignored.
         """
-        tokens, corrupted = batch["tokens"], batch["targets"].clone()
+        tokens = batch["tokens"]
+        corrupted = batch["targets"].clone()
         masked = batch["labels"] != IGNORED
         logits = self.guess(batch, masked)
+        # Detached: the discriminator's loss does not reach the generator through a sample (Clark et al., 2020, section
+        # 2).
         corrupted[masked] = sample(logits.detach(), uniform(batch["sample_seed"], tokens.shape[1])[masked])
         return ElectraOutput(logits, self.judge(batch | {"tokens": corrupted}), corrupted != batch["targets"])
 
     def guess(self, batch: Batch, masked: Tensor | None = None) -> Tensor:
         """Return the generator's logits [B, L, vocabulary], or [predicted, vocabulary] for the positions `masked` [B,
         L].
+
+        Args:
+            batch: has the masked tokens [B, L].
+            masked: bool [B, L]; None for all positions.
         """
         hidden = self._through(self.generator, batch, 0)
         return self.generator.head(hidden if masked is None else hidden[masked], self.tokens.weight)
@@ -79,14 +95,21 @@ class Electra(nn.Module):
 
     def _through(self, trunk: Trunk, batch: Batch, stack: int) -> Tensor:
         length = batch["tokens"].shape[1]
-        keys, samples = token_keys(self, batch, length, stack), sample_keys(self, batch, stack)
-        positions, vectors = batch_positions(self.config, batch), self.tokens(batch["tokens"])
+        keys = token_keys(self, batch, length, stack)
+        samples = sample_keys(self, batch, stack)
+        positions = batch_positions(self.config, batch)
+        vectors = self.tokens(batch["tokens"])
         vectors = self.embeddings(vectors, positions, batch.get("token_types"), keys)
         return trunk(vectors, Context(self_mask(self.config, batch, length), keys=keys, samples=samples))
 
 
 def sample(logits: Tensor, numbers: Tensor) -> Tensor:
-    """Sample one token from each distribution by inversion: logits [.., V] and numbers in [0, 1) [..] to int64 [..]."""
+    """Sample one token from each distribution by inversion: logits [.., V] and numbers in [0, 1) [..] to int64 [..].
+
+    Args:
+        logits: [.., V].
+        numbers: in [0, 1), [..].
+    """
     cumulative = logits.float().softmax(-1).cumsum(-1)
     # By rounding, the last cumulative value may differ from one.
     drawn = numbers.unsqueeze(-1) * cumulative[..., -1:]
@@ -98,6 +121,10 @@ def uniform(seeds: Tensor, length: int) -> Tensor:
 
     A row's numbers depend only on its seed, so a row gets the same samples under any split of the batch and on any
     device.
+
+    Args:
+        seeds: of each row, int64 [B].
+        length: numbers for each row.
     """
     steps = torch.arange(1, length + 1, device=seeds.device)
     row = _mixed(_mixed(seeds) ^ (seeds >> 32)).unsqueeze(-1)

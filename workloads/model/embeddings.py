@@ -44,10 +44,15 @@ class Embeddings(nn.Module):
         task_types: Tensor | None = None,
         queries: Tensor | None = None,
     ) -> Tensor:
-        """Return the first hidden states.
+        """Return the first hidden states, [B, L, embedding_size].
 
-        positions is int64 [1 or B, L], or [B, 2, L] with block positions (GLM, section 2.1). keys are as in `Context`.
-        queries is bool [B, L], True at the positions of the query stream.
+        Args:
+            vectors: token vectors, [B, L, embedding_size].
+            positions: int64 [1 or B, L], or [B, 2, L] with block positions (GLM, section 2.1).
+            token_types: int64 [B, L]; None for type 0.
+            keys: dropout keys, as in `Context`.
+            task_types: int64 [B, L]; None for task 0.
+            queries: bool [B, L], True at the positions of the query stream; None without.
         """
         if self.query is not None and queries is not None:
             vectors = torch.where(queries.unsqueeze(-1), self.query.to(vectors.dtype), vectors)
@@ -70,11 +75,17 @@ class Embeddings(nn.Module):
 
 
 def batch_positions(config: TransformerConfig, batch: dict[str, Tensor]) -> Tensor:
-    """Return the batch's positions, or 0, 1, 2, ... as [1, L]. Counted positions skip padding and are [B, L]."""
+    """Return the batch's positions, or 0, 1, 2, ... as [1, L]. Counted positions skip padding and are [B, L].
+
+    Args:
+        config: the model.
+        batch: has `tokens` [B, L].
+    """
     if "positions" in batch:
         return batch["positions"]
     tokens = batch["tokens"]
     if config.counted_positions:
         real = tokens != config.position_offset - 1
+        # Padding gets -1, which the offset turns into the padding's row of the table.
         return real.cumsum(-1) * real - 1
     return torch.arange(tokens.shape[1], device=tokens.device).unsqueeze(0)

@@ -89,7 +89,7 @@ def exact_answers(
     row_numbers = [number for each in numbers for number in each]
     drafts = draft(prompts=prompts, numbers=numbers, max_tokens=max_tokens)
     answers = [drawn.tokens for each in drafts for drawn in each]
-    found: list[Drawn | None] = [None] * len(answers)
+    read_answers: list[Drawn | None] = [None] * len(answers)
 
     def is_over(tokens: list[int]) -> bool:
         return tokens[-1] in ends or (ended is not None and ended(tokens))
@@ -116,7 +116,7 @@ def exact_answers(
                     entropies += entropy.tolist()
                 if not all(map(math.isfinite, entropies)):
                     raise LogitsNotFinite
-                found[row] = Drawn(tokens, log_p.tolist(), sum(entropies), is_over(tokens))
+                read_answers[row] = Drawn(tokens, log_p.tolist(), sum(entropies), is_over(tokens))
                 right = _equal_tokens(tokens, exact)
                 if right < len(tokens) and round_number < max_tokens:
                     answers[row] = exact[: right + 1]
@@ -134,11 +134,11 @@ def exact_answers(
             for row, (drawn,) in zip(going, drafts, strict=True):
                 answers[row] = drawn.tokens[:max_tokens]
         unread = [rows for rows in unread if any(row in rows for row in corrected)]
-    complete = [drawn for drawn in found if drawn is not None]
+    complete = [drawn for drawn in read_answers if drawn is not None]
     return [complete[first : first + copies] for first in range(0, len(complete), copies)]
 
 
-def _equal_tokens(one: Sequence[int], other: Sequence[int]) -> int:
+def _equal_tokens(tokens: Sequence[int], other_tokens: Sequence[int]) -> int:
     """Return how many tokens are equal before the first that is not."""
-    pairs = enumerate(zip(one, other, strict=True))
-    return next((place for place, (mine, theirs) in pairs if mine != theirs), len(one))
+    pairs = enumerate(zip(tokens, other_tokens, strict=True))
+    return next((index for index, (mine, theirs) in pairs if mine != theirs), len(tokens))

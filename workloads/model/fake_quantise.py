@@ -36,6 +36,10 @@ def extremes(weight: Tensor, scheme: Scheme) -> Tensor:
     """Return what the scale of each group follows from, [out, groups, 1].
 
     It is the scale itself for int8 and int4, else the largest absolute value, for q4_0 with the sign of its number.
+
+    Args:
+        weight: fp32 [out, in].
+        scheme: the format.
     """
     groups = weight.unflatten(-1, (-1, scheme.group or weight.shape[-1]))
     if scheme.weights == "q4_0":
@@ -89,7 +93,13 @@ def _on_device(like: Tensor, value: float) -> Tensor:
 
 
 def fake_quantised(weight: Tensor, scheme: Scheme, extreme: Tensor | None = None) -> Tensor:
-    """Return the numbers [out, in] that the quantised weight stands for; see `quantise`."""
+    """Return the numbers [out, in] that the quantised weight stands for; see `quantise`.
+
+    Args:
+        weight: fp32 [out, in].
+        scheme: the format.
+        extreme: as in `quantise`.
+    """
     integers, scale = quantise(weight, scheme, extreme)
     return integers.mul_(scale).flatten(-2)
 
@@ -101,7 +111,12 @@ def largest_of_tokens(x: Tensor) -> Tensor:
 
 
 def fake_quantised_tokens(x: Tensor, largest: Tensor) -> Tensor:
-    """Return activations [.., in] rounded to int8, for the result of `largest_of_tokens` for whole tokens."""
+    """Return activations [.., in] rounded to int8, for the result of `largest_of_tokens` for whole tokens.
+
+    Args:
+        x: [.., in].
+        largest: [.., 1].
+    """
     scale = largest / _on_device(largest, TOKEN_LEVELS)
     scale = torch.where(scale == 0, torch.finfo(scale.dtype).eps, scale)
     return x.div(scale).clamp_(-128, 127).round_().mul_(scale)
@@ -139,7 +154,15 @@ class FakeQuantiser:
         return y if bias is None else y + bias.to(dtype)
 
     def rounded(self, weight: Tensor, extreme: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
-        """Return the fake-quantised weight, and what the backward pass needs to compute it again."""
+        """Return the fake-quantised weight, and what the backward pass needs to compute it again.
+
+        Args:
+            weight: fp32 [out, in].
+            extreme: what an earlier call returned for this weight; None to compute it.
+
+        Returns:
+            The weight, [out, in], and `extreme`; None if groups lie within this rank's part.
+        """
         if self.scheme.group or extreme is not None:
             return fake_quantised(weight, self.scheme, extreme), extreme
         # A scale for a whole row needs the row's maximum, of which a tensor-parallel rank may have a part.
@@ -213,6 +236,10 @@ def is_router(model: nn.Module, name: str) -> bool:
     """Return whether a layer of a model chooses experts.
 
     A gate beside an up-projection belongs to a feed-forward network.
+
+    Args:
+        model: the model, or a block of it.
+        name: name of the layer within it.
     """
     parent, _, leaf = name.rpartition(".")
     return leaf in ROUTERS and not hasattr(model.get_submodule(parent), "up")
@@ -221,13 +248,26 @@ def is_router(model: nn.Module, name: str) -> bool:
 def quantised_layers(
     model: nn.Module, blocks: Iterable[nn.Module], scheme: Scheme, kinds: tuple[type, ...] = (nn.Linear,)
 ) -> Mapping[str, nn.Module]:
-    """Return the layers of a model that a scheme quantises, by the name of their weight."""
+    """Return the layers of a model that a scheme quantises, by the name of their weight.
+
+    Args:
+        model: the model, or a stage of it.
+        blocks: its layers.
+        scheme: which layers it quantises.
+        kinds: the classes of linear layers.
+    """
     every = linear_weights(model, blocks, kinds)
     return {name: every[name] for name in sorted(scheme.chosen(every))}
 
 
 def check_scheme(model: nn.Module, blocks: Iterable[nn.Module], scheme: Scheme) -> None:
-    """Raise WorkloadError if a pattern matches no linear layer of a whole model, or a row has no whole groups."""
+    """Raise WorkloadError if a pattern matches no linear layer of a whole model, or a row has no whole groups.
+
+    Args:
+        model: the whole model.
+        blocks: its layers.
+        scheme: the scheme.
+    """
     every = linear_weights(model, blocks, (nn.Linear,))
     if missing := scheme.unmatched(every):
         shown = ", ".join(sorted(every)[:3]) or "none"
@@ -248,7 +288,13 @@ def check_scheme(model: nn.Module, blocks: Iterable[nn.Module], scheme: Scheme) 
 
 @torch.no_grad()
 def quantise_for_inference(model: nn.Module, blocks: Iterable[nn.Module], scheme: Scheme) -> None:
-    """Round the weights of a whole model in place, and let its layers round their inputs if the scheme does."""
+    """Round the weights of a whole model in place, and let its layers round their inputs if the scheme does.
+
+    Args:
+        model: the whole model; changed in place.
+        blocks: its layers.
+        scheme: formats and layers.
+    """
     for name, module in quantised_layers(model, blocks, scheme).items():
         assert isinstance(module, nn.Linear)
         module.weight.copy_(fake_quantised(module.weight, scheme.of(name)))

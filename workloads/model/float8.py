@@ -40,6 +40,11 @@ def product(x: Tensor, weight: Tensor, exact: bool = False) -> Tensor:
     """Return x [n, in] times weight [out, in]^T in 8 bits, [n, out]. Both are in the compute dtype.
 
     With `exact`, tensor cores accumulate in fp32 instead of with fewer bits, which is slower.
+
+    Args:
+        x: [n, in].
+        weight: [out, in], of the same dtype.
+        exact: whether to accumulate in fp32.
     """
     # Both are scaled along the summed dimension `in`, so that the scales are constant within each dot product and
     # factor out of it.
@@ -58,14 +63,22 @@ def product(x: Tensor, weight: Tensor, exact: bool = False) -> Tensor:
 
 
 def forward(x: Tensor, weight: Tensor) -> Tensor:
-    """Return the product [.., out] of x [.., in] in the compute dtype and weight [out, in], which may have another
-    dtype.
+    """Return the product of `x` and `weight`^T in 8 bits, [.., out].
+
+    Args:
+        x: [.., in], in the compute dtype.
+        weight: [out, in]; it may have another dtype.
     """
     return product(x.flatten(0, -2), weight.to(x.dtype)).view(*x.shape[:-1], len(weight))
 
 
 def backward(gradient: Tensor, weight: Tensor) -> Tensor:
-    """Return the gradient of `forward`'s x [.., in], given that of its output [.., out]."""
+    """Return the gradient of `forward`'s x, [.., in].
+
+    Args:
+        gradient: of the output, [.., out].
+        weight: [out, in].
+    """
     rows = gradient.flatten(0, -2).contiguous()
     # The weight is quantised again by columns, since this product sums over `out`. Gradients need the exact sum:
     # errors of fast accumulation add up over layers.
@@ -79,7 +92,13 @@ def fits(weight: Tensor) -> bool:
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """Like `torch.nn.functional.linear`, with 8-bit products within autocast."""
+    """Like `torch.nn.functional.linear`, with 8-bit products within autocast.
+
+    Args:
+        x: [.., in].
+        weight: [out, in].
+        bias: [out], or None.
+    """
     dtype = torch.get_autocast_dtype(x.device.type)
     y: Tensor = _Linear.apply(x.to(dtype), weight)
     return y if bias is None else y + bias.to(dtype)

@@ -47,6 +47,19 @@ def generate(
     Raises:
         LogitsNotFinite: if logits are not finite.
         WorkloadError: if the model generates no text, or a prompt is empty or leaves no room for a token.
+
+    Args:
+        model: the model, on any device.
+        config: its configuration.
+        prompts: token ids of each prompt.
+        max_tokens: maximum number of generated tokens.
+        generation: settings of a pretrained folder: tokens that end a text, and changes of logits.
+        start: the token with which an encoder-decoder's decoder begins; None for a decoder.
+        sampling: how tokens are drawn; greedy if None.
+        ended: further says of generated tokens whether the text has ended.
+
+    Returns:
+        The generated tokens of each prompt.
     """
     check_generates(config)
     pair = config.architecture == "encoder-decoder"
@@ -113,6 +126,7 @@ def _decoder(model: nn.Module, cache: Cache) -> Step:
     def step(tokens: Tensor, positions: Tensor, real: Tensor) -> Tensor:
         batch: Batch = {"tokens": tokens, "positions": positions, "padding": real}
         logits: Tensor = model(batch, cache=cache).logits
+        # [B, 1, vocabulary]: with a cache the model computes the logits of each row's last real token only.
         return logits[:, 0]
 
     return step
@@ -151,7 +165,9 @@ def _continue(
     generated: list[list[int]] = [[] for _ in begun]
     tokens, real = padded(begun, device)
     positions = torch.arange(tokens.shape[1], device=device).expand_as(tokens)
-    at, going = real.sum(1, keepdim=True) - 1, [room > 0 for room in rooms]
+    # [B, 1]: position of each row's last token. Prompts end at different positions, so every row counts its own.
+    at = real.sum(1, keepdim=True) - 1
+    going = [room > 0 for room in rooms]
     while any(going):
         rows = zip(begun, generated, strict=True) if any(changes) else ()
         read = [[*first, *row] for first, row in rows]
@@ -176,16 +192,21 @@ def choose(
     prompt: int = 0,
     changed: tuple[Sequence[Change | None], Sequence[Sequence[int]]] = ((), ()),
 ) -> Tensor:
-    """Return the next token of every row, int64 [B], from logits [B, vocabulary].
-
-    `changed` holds a function for each row that first modifies its logits, and the tokens that its decoder has read.
-    token_numbers[row] is the number of tokens that the row has generated. `prompt` is the number of the first row's
-    prompt.
+    """Return the next token of every row, int64 [B].
 
     The draw depends only on (seed, prompt number, token number) and the row's logits: it is the first token, by falling
     probability, whose cumulative probability exceeds one uniform number. `top_k` keeps the most probable tokens (Fan et
-    al. 2018); `top_p` then keeps the fewest whose probabilities sum to at least top_p (Holtzman et al. 2020). Raises
-    LogitsNotFinite if logits are not finite.
+    al. 2018); `top_p` then keeps the fewest whose probabilities sum to at least top_p (Holtzman et al. 2020).
+
+    Args:
+        logits: [B, vocabulary].
+        sampling: how tokens are drawn.
+        token_numbers: number of tokens that each row has generated.
+        prompt: number of the first row's prompt.
+        changed: for each row a function that first modifies its logits, and the tokens that its decoder has read.
+
+    Raises:
+        LogitsNotFinite: logits are not finite.
     """
     if not torch.isfinite(logits).all():
         raise LogitsNotFinite
@@ -197,37 +218,60 @@ def choose(
         )
     if not sampling.temperature:
         return logits.argmax(-1)
+    # Stable: of equal logits the smaller id comes first on every device, so that the same number draws the same token.
     scores, order = (logits.double() / sampling.temperature).sort(dim=-1, descending=True, stable=True)
     if sampling.top_k:
-        scores, order = scores[:, : sampling.top_k], order[:, : sampling.top_k]
+        scores = scores[:, : sampling.top_k]
+        order = order[:, : sampling.top_k]
     shares = scores.softmax(-1)
     # The probability of all more probable tokens. A token stays if this does not reach top_p without it.
-    kept = shares.cumsum(-1) - shares < sampling.top_p
-    kept[:, 0] = True  # with a top_p of 0, the most probable token alone
-    shares = torch.where(kept, shares, 0.0)
+    in_nucleus = shares.cumsum(-1) - shares < sampling.top_p
+    in_nucleus[:, 0] = True  # with a top_p of 0, the most probable token alone
+    shares = torch.where(in_nucleus, shares, 0.0)
     total = shares.cumsum(-1)
     drawn = [
         uniform(sampling.seed, number, token_number)
         for number, token_number in enumerate(token_numbers, prompt)
     ]
     height = torch.tensor(drawn, dtype=torch.float64, device=logits.device).unsqueeze(1) * total[:, -1:]
+    # In fp64: in fp32 the rounding of a sum over a large vocabulary exceeds the share of a rare token.
     chosen = torch.searchsorted(total, height, right=True).clamp(max=order.shape[1] - 1)
     return order.gather(1, chosen).squeeze(1)
 
 
 def uniform(seed: int, prompt: int, token_number: int) -> float:
-    """Return a number in [0, 1) that is the same on every machine."""
+    """Return a number in [0, 1) that is the same on every machine.
+
+    Args:
+        seed: of the sampling.
+        prompt: number of the prompt.
+        token_number: number of the token in its text.
+    """
     return float((random_key(seed, prompt, token_number) % 2**64 >> 11) / 2**53)
 
 
 def random_key(seed: int, prompt: int, token_number: int) -> int:
-    """Return a random number in the range of int64 that is the same on every machine."""
+    """Return a random number in the range of int64 that is the same on every machine.
+
+    Args:
+        seed: of the sampling.
+        prompt: number of the prompt.
+        token_number: number of the token in its text.
+    """
     digest = hashlib.blake2b(struct.pack("<3q", seed, prompt, token_number), digest_size=8).digest()
     return int.from_bytes(digest, "little", signed=True)
 
 
 def padded(rows: Sequence[Sequence[int]], device: torch.device) -> tuple[Tensor, Tensor]:
-    """Return the rows padded at their ends, int64 [B, L], and which positions are real."""
+    """Return the rows padded at their ends, int64 [B, L], and which positions are real.
+
+    Args:
+        rows: token ids of each row.
+        device: the device of the result.
+
+    Returns:
+        Tokens int64 [B, L], and a mask bool [B, L], True for real tokens.
+    """
     longest = max(map(len, rows))
     tokens = torch.tensor([[*row, *[0] * (longest - len(row))] for row in rows], device=device)
     lengths = torch.tensor([len(row) for row in rows], device=device)

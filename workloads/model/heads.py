@@ -36,15 +36,27 @@ class VocabularyProjection(nn.Module):
         """Map [.., size] to logits [.., vocabulary], or with `in_chunks` to the sums of the loss of labels [..].
 
         tokens is the embedding [vocabulary, size].
+
+        Args:
+            hidden: [.., size].
+            tokens: the embedding [vocabulary, size], which a tied head multiplies with; None if it has a weight of
+                its own.
+            labels: int64 [..]; needed with `in_chunks`.
+            in_chunks: computes the loss chunk by chunk; None to return logits.
         """
         weight = tokens if self.weight is None else self.weight
         assert weight is not None
+        # On the hidden states [.., size], which are far fewer numbers than the logits [.., vocabulary]: the projection
+        # is linear, and the bias is not scaled.
         hidden = hidden if self.scale == 1.0 else hidden * self.scale
         if in_chunks is not None:
             assert labels is not None
+            # Logits exist one chunk at a time here, so the cap goes into the loss of a chunk.
             if self.cap:
                 of_tokens, cap = in_chunks.of_tokens, self.cap
-                in_chunks = replace(in_chunks, of_tokens=lambda x, wanted: of_tokens(capped(x, cap), wanted))
+                in_chunks = replace(
+                    in_chunks, of_tokens=lambda x, chunk_labels: of_tokens(capped(x, cap), chunk_labels)
+                )
             return in_chunks(hidden, weight, self.bias, labels)
         return capped(self.product(hidden, weight, self.bias), self.cap)
 
@@ -68,7 +80,14 @@ class MaskedHead(nn.Module):
         labels: Tensor | None = None,
         in_chunks: ChunkedLoss | None = None,
     ) -> Any:
-        """Map [.., hidden] to [.., vocabulary], or with `in_chunks` to sums, as `VocabularyProjection` does."""
+        """Map [.., hidden] to [.., vocabulary], or with `in_chunks` to sums, as `VocabularyProjection` does.
+
+        Args:
+            hidden: [.., hidden].
+            tokens: as in `VocabularyProjection`.
+            labels: as in `VocabularyProjection`.
+            in_chunks: as in `VocabularyProjection`.
+        """
         return self.output(self.norm(self.activation(self.dense(hidden))), tokens, labels, in_chunks)
 
 
@@ -115,12 +134,18 @@ class LastTokenHead(nn.Module):
         """Map [B, L, hidden] and padding bool [B, L] (True is real) to [B, classes].
 
         With `positions` int64 [B, n], classify the tokens at these positions instead: [B, n, classes].
+
+        Args:
+            hidden: [B, L, hidden].
+            padding: bool [B, L]; None without padding.
+            positions: int64 [B, n]; None for the last token.
         """
         if positions is not None:
             rows = torch.arange(len(hidden), device=hidden.device).unsqueeze(1)
             return self.output(hidden[rows, positions])
         last = hidden[:, -1]
         if padding is not None:
+            # [B]: the largest index of a real token, wherever the padding is.
             end = (padding * torch.arange(hidden.shape[1], device=hidden.device)).argmax(-1)
             last = hidden[torch.arange(len(hidden), device=hidden.device), end]
         return self.output(last)

@@ -18,6 +18,10 @@ def units_of(model: nn.Module, config: TransformerConfig) -> Iterator[tuple[str,
     """Yield (name, module that reads the units, number of units) of every feed-forward network and attention.
 
     The units of an attention are the groups of heads that share a key and a value. Experts are left out.
+
+    Args:
+        model: the model.
+        config: its configuration.
     """
     for name, module in model.named_modules():
         if isinstance(module, FeedForward) and ".feedforward." not in name:
@@ -31,6 +35,10 @@ def magnitude(model: nn.Module, config: TransformerConfig) -> dict[str, Tensor]:
 
     A column has a row of up and of gate with their biases, and a column of down; a group of heads its rows of query,
     key and value with their biases, and its columns of output.
+
+    Args:
+        model: the model.
+        config: its configuration.
     """
     norms = {}
     for name, module, count in units_of(model, config):
@@ -80,11 +88,15 @@ def gradient(
     try:
         for batch in batches:
             factors.clear()
+            # A sum over tokens, so the gradient of a sample's factors is that of the sample's own loss, whatever batch
+            # it is in.
             total = loss(model, batch).total
             names = list(factors)
             for name, each in zip(
                 names, torch.autograd.grad(total, [factors[n] for n in names]), strict=True
             ):
+                # [B, units] to [units]. The magnitude of each sample first (equation 2): signs of different samples
+                # would cancel.
                 sums[name] += each.detach().double().abs().sum(0).cpu()
             samples += len(next(iter(batch.values())))
     finally:
@@ -109,6 +121,7 @@ class _Factor:
             factor = torch.ones(len(values), self._count, device=values.device, requires_grad=True)
             self._factors[self._name] = factor
         width = values.shape[-1] // self._count
+        # [B, units] to [B, 1, units x width]: one factor for all positions and for all of a unit's neighbouring inputs.
         return (values * factor.repeat_interleave(width, dim=1).unsqueeze(1),)
 
 

@@ -25,10 +25,17 @@ def normal(seed: int, name: str, shape: Sequence[int], beyond: float = math.inf)
 
     This uses a counter-based generator (Philox; Salmon et al. 2011), because torch's normal values depend on the
     CPU's vector instructions. Values larger than `beyond` are drawn again.
+
+    Args:
+        seed: of the run.
+        name: name of the tensor.
+        shape: its shape.
+        beyond: the largest magnitude that is kept, in standard deviations.
     """
     key = np.frombuffer(blake2b(f"{seed}/{name}".encode(), digest_size=16).digest(), dtype="<u8")
     random = np.random.Generator(np.random.Philox(key=key))
     values = random.standard_normal(math.prod(shape), dtype=np.float32)
+    # From the same stream, so the values still depend on (seed, name) alone.
     while len(large := np.flatnonzero(np.abs(values) > beyond)):
         values[large] = random.standard_normal(len(large), dtype=np.float32)
     return torch.from_numpy(values).view(torch.Size(shape))
@@ -59,16 +66,18 @@ class Drawn:
         touched = (
             range(each.start // size, -(-each.stop // size)) for each, size in zip(part, sizes, strict=True)
         )
+        # Only what a rank holds is drawn, and its bits are those of the whole tensor.
         for tile in product(*touched):
             in_tile = []
             in_result = []
             shape = []
-            for number, size, length, wanted in zip(tile, sizes, self.shape, part, strict=True):
+            for number, size, length, requested in zip(tile, sizes, self.shape, part, strict=True):
                 first = number * size
                 shape.append(min(size, length - first))
-                start, stop = max(first, wanted.start), min(first + shape[-1], wanted.stop)
+                start = max(first, requested.start)
+                stop = min(first + shape[-1], requested.stop)
                 in_tile.append(slice(start - first, stop - first))
-                in_result.append(slice(start - wanted.start, stop - wanted.start))
+                in_result.append(slice(start - requested.start, stop - requested.start))
             values = normal(self.seed, f"{self.name}#{','.join(map(str, tile))}", shape, self.beyond)
             result[tuple(in_result)] = values[tuple(in_tile)]
         return result.mul_(self.std)
@@ -86,6 +95,13 @@ def initial(
 
     Norm weights are one (zero if stored minus one). Biases and buffers are zero. All others have the standard deviation
     `spread`, scaled relative to the base.
+
+    Args:
+        config: the model.
+        name: name of the tensor.
+        shape: its shape.
+        seed: of the run.
+        base: its shape in the muP base model; None without one.
     """
     random_tensor = drawn(config, name, shape, seed, base)
     if random_tensor is not None:
@@ -97,7 +113,15 @@ def initial(
 def drawn(
     config: TransformerConfig, name: str, shape: torch.Size, seed: int, base: torch.Size | None = None
 ) -> Drawn | None:
-    """Like `initial`, but drawn in parts. Returns None for tensors that are not drawn: norms and biases."""
+    """Like `initial`, but drawn in parts. Returns None for tensors that are not drawn: norms and biases.
+
+    Args:
+        config: the model.
+        name: name of the tensor.
+        shape: its shape.
+        seed: of the run.
+        base: its shape in the muP base model; None without one.
+    """
     if is_norm(name) or name.endswith("bias"):
         return None
     # Like tf.truncated_normal: no value beyond two standard deviations.
@@ -119,6 +143,14 @@ def new_rows(
     """Return rows `numbers` of the table `name` of `shape`, each from (seed, name, number) alone.
 
     Rows of a bias are zero. All others have the standard deviation that `initial` uses.
+
+    Args:
+        config: the model.
+        name: name of the table.
+        shape: its shape.
+        numbers: the rows to return.
+        seed: of the run.
+        base: shape of the table in the muP base model.
     """
     if len(shape) == 1:
         return torch.zeros(len(numbers))
@@ -139,6 +171,11 @@ def spread(config: TransformerConfig, name: str, shape: torch.Size) -> float:
     their number (paper, section 2.3). BERT, ALBERT, ELECTRA: truncated 0.02. BART, RoBERTa, Llama: 0.02. DeepSeek-V3:
     0.006 (section 4.2). fan_in is T5's (Mesh TensorFlow): initial_std over the root of the inputs; queries also over
     the root of the head size, because scores are not scaled; embeddings one.
+
+    Args:
+        config: the model.
+        name: name of the weight.
+        shape: its shape, [.., outputs, inputs].
     """
     std = config.initial_std
     if config.initial == "fan_in":
@@ -148,6 +185,8 @@ def spread(config: TransformerConfig, name: str, shape: torch.Size) -> float:
     if name == "embeddings.positions.weight":
         return std / 2
     if name.endswith(("attention.output.weight", "down.weight", "experts.down")):
+        # Each layer adds two such outputs to the residual stream: the sum of 2 N independent terms keeps the variance
+        # of one.
         return std / (2 * config.all_layers) ** 0.5
     return std
 

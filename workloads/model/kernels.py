@@ -70,6 +70,19 @@ def attend(
     Keys and values are then repeated for each query head, which takes far less memory. Elsewhere the kernel handles
     groups itself but requires values as wide as keys, so the narrower values of latent attention are padded with zeros.
     No kernel supports a cap: it materialises all scores.
+
+    Args:
+        query: [B, heads, L, D].
+        key: [B, kv_heads, M, D].
+        value: [B, kv_heads, M, D of the values].
+        allowed: mask or additive scores, [1 or B, 1 or heads, L, M]; None if nothing is hidden.
+        causal: whether keys after a query are hidden.
+        scale: factor of the scores.
+        cap: of the scores; 0 for none.
+        sinks: extra scores in the denominator, [heads]; None without.
+
+    Returns:
+        [B, heads, L, D of the values].
     """
     if cap:
         return attend_unfused(
@@ -81,7 +94,8 @@ def attend(
         )
     # Only with a mask: without one the flash kernel reads grouped keys directly.
     if allowed is not None and query.is_cuda:
-        key, value = _for_each_query(query, key), _for_each_query(query, value)
+        key = _for_each_query(query, key)
+        value = _for_each_query(query, value)
     if _is_causal_bias(allowed) and torch.is_autocast_enabled(query.device.type):
         dtype = torch.get_autocast_dtype(
             query.device.type
@@ -120,9 +134,22 @@ def attend_unfused(
     sinks: Tensor | None = None,
     dropped: Callable[[Tensor], Tensor] | None = None,
 ) -> Tensor:
-    """Like `attend`, but materialise all scores. `dropped` applies dropout to the probabilities."""
+    """Like `attend`, but materialise all scores. `dropped` applies dropout to the probabilities.
+
+    Args:
+        query: [B, heads, L, D].
+        key: [B, kv_heads, M, D].
+        value: [B, kv_heads, M, D].
+        allowed: as in `attend`.
+        causal: as in `attend`.
+        scale: as in `attend`.
+        cap: as in `attend`.
+        sinks: as in `attend`.
+        dropped: maps probabilities [B, heads, L, M] to those after dropout.
+    """
     _note(lambda: UNFUSED)
-    key, value = _for_each_query(query, key), _for_each_query(query, value)
+    key = _for_each_query(query, key)
+    value = _for_each_query(query, value)
     scores = query @ key.transpose(-2, -1) * scale
     # Before the mask: tanh would turn -inf into a finite score.
     scores = capped(scores, cap) if cap else scores
@@ -147,6 +174,13 @@ def attend_documents(
 
     It computes no scores between documents and needs no mask. On a GPU it uses variable-length flash attention (Dao,
     2023) in 16 bits. Elsewhere it batches the documents of equal length, if that is faster than a mask.
+
+    Args:
+        query: [B, heads, L, D].
+        key: [B, kv_heads, L, D].
+        value: [B, kv_heads, L, D].
+        documents: the bounds of the documents.
+        scale: factor of the scores.
     """
     if query.is_cuda:
         return _attend_flash(query, key, value, documents, scale)
@@ -216,6 +250,15 @@ def attend_flash(
 
     `bounds` and `key_bounds`, int32, delimit each document's queries and keys. A document's last query aligns with its
     last key. With a `window`, a query attends to that many keys.
+
+    Args:
+        query: [B, heads, L, D].
+        key: [B, kv_heads, M, D].
+        value: [B, kv_heads, M, D].
+        bounds: of the documents among the queries of all rows, int32 [documents + 1].
+        key_bounds: the same among the keys.
+        window: keys that a query sees, its own included; 0 for all.
+        scale: factor of the scores.
     """
     if torch.is_autocast_enabled("cuda"):
         dtype = torch.get_autocast_dtype("cuda")  # autocast does not cover this kernel
@@ -274,7 +317,8 @@ def _attend_with_sinks(
     Queries get one more element, the head's sink. All keys have 0 there, and the added key has 1, so its score is the
     sink. The width grows by eight elements instead of one, because kernels need this alignment.
     """
-    size, length = value.shape[-1], query.shape[2]
+    size = value.shape[-1]
+    length = query.shape[2]
     # Divided by the scale, because the kernel multiplies all scores with it.
     scores = F.pad((sinks / scale).to(query.dtype)[:, None, None], (0, SINK_WIDTH - 1))
     query = torch.cat((query, scores.expand(*query.shape[:3], -1)), -1)

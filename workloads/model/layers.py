@@ -12,7 +12,13 @@ from workloads.model.config import TransformerConfig
 
 
 def norm(config: TransformerConfig, size: int = 0, eps: float = 0.0) -> nn.Module:
-    """Return the model's norm over the last dimension: LayerNorm or RMSNorm (Zhang and Sennrich 2019)."""
+    """Return the model's norm over the last dimension: LayerNorm or RMSNorm (Zhang and Sennrich 2019).
+
+    Args:
+        config: names the kind.
+        size: of the last dimension; 0 for the hidden size.
+        eps: 0 for the model's.
+    """
     kind = {"layer": nn.LayerNorm, "rms": nn.RMSNorm, "rms_offset": OffsetRMSNorm}[config.norm]
     return kind(size or config.hidden, eps=eps or config.norm_eps)
 
@@ -43,13 +49,22 @@ class CutRMSNorm(nn.Module):
 
 
 def capped(x: Tensor, cap: float) -> Tensor:
-    """Return c tanh(x / c), which lies between -c and c (Gemma 2, section 2); x itself if `cap` is 0."""
+    """Return c tanh(x / c), which lies between -c and c (Gemma 2, section 2); x itself if `cap` is 0.
+
+    Args:
+        x: of any shape.
+        cap: c; 0 for no cap.
+    """
     return cap * torch.tanh(x / cap) if cap else x
 
 
 def embedding(count: int, size: int) -> nn.Embedding:
     """Return an embedding [count, size] without torch's own initialisation, which takes seconds even on the meta
     device.
+
+    Args:
+        count: number of rows.
+        size: of a row.
     """
     return nn.Embedding.from_pretrained(torch.empty(count, size), freeze=False)
 
@@ -67,7 +82,8 @@ def joined(config: TransformerConfig) -> Callable[[Tensor, Tensor], Tensor]:
         return lambda gate, up: act(gate) * up
 
     def clamped(gate: Tensor, up: Tensor) -> Tensor:
-        gate, up = gate.clamp(max=limit), up.clamp(-limit, limit)
+        gate = gate.clamp(max=limit)
+        up = up.clamp(-limit, limit)
         return (up + 1) * (gate * torch.sigmoid(alpha * gate))
 
     return clamped

@@ -46,9 +46,15 @@ def token_loss(logits: Tensor, labels: Tensor) -> Loss:
     """Return the cross-entropy summed over the labels that are not -100, int64 [B, L].
 
     logits are [B, L, classes], or [predicted, classes] if the model computed only the predicted positions.
+
+    Args:
+        logits: [B, L, classes] or [predicted, classes].
+        labels: int64 [B, L].
     """
     predicted = labels != IGNORED
     labels = labels[predicted] if logits.dim() == 2 else labels.flatten()
+    # In fp32: the logarithm of a sum over a vocabulary needs more than the 8 bits of bf16. A sum, because the mean is
+    # over the tokens of the global batch, which only the caller can count.
     total = F.cross_entropy(logits.flatten(0, -2).float(), labels, ignore_index=IGNORED, reduction="sum")
     return Loss(total, predicted.sum().float())
 
@@ -74,6 +80,12 @@ def loss(
     With a sentence head (BERT, ALBERT): plus the mean cross-entropy of `sequence_labels` [B].
 
     ELECTRA: cross-entropy of the generator plus 50 times the mean binary cross-entropy over real tokens.
+
+    Args:
+        config: the head and its classes.
+        output: what the model returned.
+        batch: has the labels.
+        of_tokens: the loss of vocabulary logits.
     """
     if isinstance(output, ElectraOutput):
         return _electra(output, batch, of_tokens)
@@ -103,6 +115,7 @@ def loss(
         metrics["router_loss"] = extra.detach()
     if config.sentence_head:
         assert output.sentence is not None
+        # A mean over the micro-batch, so layouts of such models give all ranks equally many (`ModelShape.even_shares`).
         sentence = F.cross_entropy(output.sentence.float(), batch["sequence_labels"])
         metrics["sentence_loss"] = sentence.detach()
         metrics["sentence_accuracy"] = _accuracy(output.sentence, batch["sequence_labels"])
@@ -111,7 +124,13 @@ def loss(
 
 
 def of_output(output: Output, batch: Batch, of_tokens: TokenLoss) -> Loss:
-    """Return the token loss of vocabulary logits, or of the sums that were computed instead of them."""
+    """Return the token loss of vocabulary logits, or of the sums that were computed instead of them.
+
+    Args:
+        output: what the model returned.
+        batch: has `labels`.
+        of_tokens: the loss of vocabulary logits.
+    """
     if output.sums is not None:
         total, count, *correct = output.sums
         return Loss(total, count, correct=correct[0] if correct else None)
@@ -124,7 +143,8 @@ def _sequence(logits: Tensor, labels: Tensor, weights: Tensor | None = None) -> 
     total, weight = _weighed(logits, labels, weights)
     likeliest = logits.detach().argmax(-1)
     correct = ((likeliest == labels) & predicted).sum().float()
-    count, each = predicted.sum().float(), torch.stack([likeliest, labels], 1)
+    count = predicted.sum().float()
+    each = torch.stack([likeliest, labels], 1)
     return Loss(total, weight, sums={"accuracy": (correct, count)}, correct=correct, each=each)
 
 
@@ -135,6 +155,7 @@ def _weighed(logits: Tensor, labels: Tensor, weights: Tensor | None) -> tuple[Te
         total = F.cross_entropy(logits, labels.flatten(), ignore_index=IGNORED, reduction="sum")
         return total, (labels != IGNORED).sum().float()
     each = F.cross_entropy(logits, labels.flatten(), ignore_index=IGNORED, reduction="none")
+    # The sum of the weights divides the loss later, as torch.nn.CrossEntropyLoss(weight=...) does.
     weights = weights.flatten() * (labels.flatten() != IGNORED)
     return (each * weights).sum(), weights.sum()
 
@@ -142,20 +163,22 @@ def _weighed(logits: Tensor, labels: Tensor, weights: Tensor | None) -> tuple[Te
 def _several(logits: Tensor, labels: Tensor, weights: Tensor | None) -> Loss:
     """Return the binary cross-entropy of labels [B, classes], with precision, recall and F1 over all labels."""
     has_label = ~labels.isnan().any(-1)
-    wanted = labels.where(has_label[:, None], 0.0)
-    each = F.binary_cross_entropy_with_logits(logits.float(), wanted, weights, reduction="none").mean(-1)
+    targets = labels.where(has_label[:, None], 0.0)
+    each = F.binary_cross_entropy_with_logits(logits.float(), targets, weights, reduction="none").mean(-1)
     count = has_label.sum().float()
     predicted = (logits.detach() > 0) & has_label[:, None]
-    is_wanted = wanted > 0
-    both, all_predicted, all_wanted = (
-        (x.sum().float()) for x in (predicted & is_wanted, predicted, is_wanted)
+    is_positive = targets > 0
+    # Counts, not ratios: they add up over micro-batches and ranks, and F1 = 2 TP / (2 TP + FP + FN) is exact for all
+    # texts.
+    both, all_predicted, all_positive = (
+        (x.sum().float()) for x in (predicted & is_positive, predicted, is_positive)
     )
-    correct = ((predicted == is_wanted).all(-1) & has_label).sum().float()
+    correct = ((predicted == is_positive).all(-1) & has_label).sum().float()
     sums = {
         "accuracy": (correct, count),
         "precision": (both, all_predicted),
-        "recall": (both, all_wanted),
-        "f1": (2 * both, all_predicted + all_wanted),
+        "recall": (both, all_positive),
+        "f1": (2 * both, all_predicted + all_positive),
     }
     return Loss((each * has_label).sum(), count, sums=sums, correct=correct)
 
@@ -180,6 +203,7 @@ def _span(logits: Tensor, labels: Tensor) -> Loss:
     """Return the loss of logits [B, L, 2] for the first and the last token of a span."""
     both = logits.float().transpose(1, 2)
     predicted = (labels != IGNORED).all(-1)
+    # [B x 2, L]: a softmax over the positions of a text, once for its first and once for its last token.
     total = F.cross_entropy(both.flatten(0, 1), labels.flatten(), ignore_index=IGNORED, reduction="sum") / 2
     right = (both.detach().argmax(-1) == labels).all(-1) & predicted
     return Loss(total, predicted.sum().float(), correct=right.sum().float())
@@ -196,7 +220,10 @@ def _with_routers(summed: Loss, output: Output) -> Loss:
 def _electra(output: ElectraOutput, batch: Batch, of_tokens: TokenLoss) -> Loss:
     generator = of_tokens(output.generator, batch["labels"])
     real = batch.get("padding", torch.ones_like(output.replaced))
-    logits, replaced = output.discriminator.float()[real], output.replaced[real]
+    logits = output.discriminator.float()[real]
+    replaced = output.replaced[real]
+    # Also a mean over the micro-batch: every real token has a target here, not only the masked ones (ELECTRA, section
+    # 2).
     discriminator = F.binary_cross_entropy_with_logits(logits, replaced.float())
     metrics = {
         "discriminator_loss": discriminator.detach(),

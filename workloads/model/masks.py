@@ -58,14 +58,14 @@ class Documents:
 
     numbers: int64 [B, L] as in SEGMENTS; None if a row is one document. by_length: used on CPU. bounds: int32
     [documents + 1], used on a GPU: the start of each document in the concatenation of all rows, and the end of the last
-    one; documents may be empty. made: the mask that `once` has created.
+    one; documents may be empty. dense_mask: the mask that `once` has created.
     """
 
     numbers: Tensor | None
     window: int = 0
     by_length: ByLength | None = None
     bounds: Tensor | None = None
-    made: list[Tensor] = field(default_factory=list, compare=False)
+    dense_mask: list[Tensor] = field(default_factory=list, compare=False)
 
     def once(self, make: Callable[[], Tensor]) -> Tensor:
         """Return the mask for layers that no kernel serves.
@@ -74,9 +74,9 @@ class Documents:
         """
         if torch.compiler.is_compiling():
             return make()
-        if not self.made:
-            self.made.append(make())
-        return self.made[0]
+        if not self.dense_mask:
+            self.dense_mask.append(make())
+        return self.dense_mask[0]
 
     def starts(self, length: int) -> Tensor:
         """Return STARTS, computed from the bounds."""
@@ -86,7 +86,12 @@ class Documents:
         return self.bounds[:-1].view(rows, -1) - first[:, None]
 
     def dense(self, length: int, device: torch.device) -> Tensor:
-        """Return the mask as one tensor, bool [1 or B, 1, L, L]."""
+        """Return the mask as one tensor, bool [1 or B, 1, L, L].
+
+        Args:
+            length: L.
+            device: the device of the result.
+        """
         steps = torch.arange(length, device=device)
         allowed = steps[:, None] >= steps[None, :]
         if self.window:
@@ -115,7 +120,13 @@ class Mask:
         return self.allowed is None and self.documents is None
 
     def behind(self, count: int, length: int, device: torch.device) -> Mask:
-        """Return the mask of `length` queries whose keys follow `count` others that all queries may attend to."""
+        """Return the mask of `length` queries whose keys follow `count` others that all queries may attend to.
+
+        Args:
+            count: number of keys in front.
+            length: number of queries.
+            device: the device of the result.
+        """
         allowed = self.dense(length, device)
         if allowed is None:
             return self
@@ -125,6 +136,12 @@ class Mask:
         """Return the mask of `count` prompt vectors before `length` tokens.
 
         All tokens see the prompt. The prompt sees the tokens that any token sees or, if `causal`, no token.
+
+        Args:
+            count: number of prompt vectors.
+            length: number of tokens.
+            device: the device of the result.
+            causal: whether a token sees only earlier ones.
         """
         if self.is_plain:
             return self
@@ -132,6 +149,7 @@ class Mask:
         assert allowed is not None
         allowed = allowed.view((1,) * (4 - allowed.dim()) + allowed.shape)
         below = F.pad(allowed, (count, 0), value=True)
+        # [B, 1, 1, L], the same for all queries: it holds for the prompt's queries too.
         if allowed.shape[-2] == 1:
             return Mask(below)
         if causal:
@@ -141,7 +159,12 @@ class Mask:
         return Mask(torch.cat((above.expand(*allowed.shape[:2], count, -1), below), dim=-2))
 
     def dense(self, length: int, device: torch.device) -> Tensor | None:
-        """Return the full mask as one tensor, causality included; None if nothing is hidden."""
+        """Return the full mask as one tensor, causality included; None if nothing is hidden.
+
+        Args:
+            length: L.
+            device: the device of the result.
+        """
         if self.documents is not None:
             return self.documents.dense(length, device)
         if not self.causal:
@@ -158,6 +181,12 @@ def self_mask(config: TransformerConfig, batch: Batch, length: int, windowed: bo
     [B, L, M] is the finished mask for L positions of a sequence of M; visible_in_full is the same for layers without
     the window, for which `windowed` is False. WHOLE_SEGMENTS and WHOLE_TOKENS describe the documents of the full
     sequences.
+
+    Args:
+        config: says whether attention is causal, and the window.
+        batch: see above.
+        length: tokens of a row.
+        windowed: whether the mask is for layers with the window.
     """
     key = "visible" if windowed else "visible_in_full"
     if key in batch:
@@ -214,6 +243,7 @@ def _window(config: TransformerConfig, batch: Batch, length: int, device: torch.
     """Return the mask of the window, by positions within documents if documents do not see each other."""
     positions = torch.arange(length, device=device).unsqueeze(0)
     if SEGMENTS in batch:
+        # [B, L]: where each token's document begins in the row.
         begun = torch.where(_begins(batch[SEGMENTS]), positions, 0).cummax(1).values
         positions = positions - begun
     return near(config, positions[:, :, None], positions[:, None, :], length).unsqueeze(1)
@@ -259,6 +289,8 @@ def _documents(batch: Batch, window: int, sorts: bool = True) -> Documents:
 
 def _bounds(starts: Tensor, length: int) -> Tensor:
     """Return the bounds of `Documents` from STARTS."""
+    # `cu_seqlens` of flash attention's kernels for sequences of several lengths. Entries of STARTS that only fill up
+    # give empty documents at the end of their row.
     first = torch.arange(len(starts), dtype=torch.int32, device=starts.device) * length
     return F.pad((starts + first[:, None]).flatten(), (0, 1), value=len(starts) * length)
 
@@ -267,6 +299,8 @@ def _by_length(numbers: Tensor) -> ByLength:
     starts = _begins(numbers).flatten().nonzero().flatten()
     lengths, documents = starts.diff(append=starts.new_tensor([numbers.numel()])).sort(stable=True)
     steps = torch.arange(numbers.numel(), device=numbers.device)
+    # Token t of the d-th shortest document is at starts[d] + t; `steps` counts over all documents, so the sum of the
+    # lengths before d is taken off.
     order = (starts[documents] - (lengths.cumsum(0) - lengths)).repeat_interleave(lengths) + steps
     sizes, counts = lengths.unique_consecutive(return_counts=True)
     return ByLength(order, order.argsort(), list(zip(counts.tolist(), sizes.tolist(), strict=True)))

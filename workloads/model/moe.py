@@ -62,6 +62,10 @@ class Router(nn.Module):
         """Return the experts of each token of `hidden` [B, L, hidden].
 
         `real` is a bool mask [B, L], False at padding; None without padding.
+
+        Args:
+            hidden: [B, L, hidden].
+            real: bool [B, L]; None without padding.
         """
         with torch.autocast(hidden.device.type, enabled=False):
             bias = None if self.logit_bias is None else self.logit_bias.float()
@@ -80,10 +84,10 @@ class Router(nn.Module):
             weights = weights / (weights.sum(-1, keepdim=True) + 1e-20)
         extra = self._extra(logits, scores, experts, real)
         # After the balancing loss, which counts what the router wanted, dropped or not.
-        kept = self._within_capacity(experts, real)
+        routed = self._within_capacity(experts, real)
         if real is not None:
-            kept = kept.masked_fill(~real.unsqueeze(-1), PADDING)
-        return Routes(weights * self.moe.scale, kept, extra, _entropy(scores, real))
+            routed = routed.masked_fill(~real.unsqueeze(-1), PADDING)
+        return Routes(weights * self.moe.scale, routed, extra, _entropy(scores, real))
 
     def _among_groups(self, choice: Tensor) -> Tensor:
         """Mask the scores [B, L, experts] outside the best groups; a group scores the sum of its two best experts."""
@@ -93,8 +97,8 @@ class Router(nn.Module):
         grouped = choice.unflatten(-1, (moe.groups, -1))
         value = grouped.topk(min(2, grouped.shape[-1]), dim=-1).values.sum(-1)
         best = value.topk(moe.top_groups, dim=-1, sorted=False).indices
-        kept = torch.zeros_like(value, dtype=torch.bool).scatter(-1, best, True)
-        return grouped.masked_fill(~kept.unsqueeze(-1), -math.inf).flatten(-2)
+        in_best_group = torch.zeros_like(value, dtype=torch.bool).scatter(-1, best, True)
+        return grouped.masked_fill(~in_best_group.unsqueeze(-1), -math.inf).flatten(-2)
 
     def _within_capacity(self, experts: Tensor, real: Tensor | None) -> Tensor:
         """Drop the tokens of a sequence beyond an expert's capacity, the last ones first (Switch, section 2.2).
@@ -179,7 +183,12 @@ class Experts(nn.Module):
         self.total: Callable[[Tensor], Tensor] = lambda rows: rows
 
     def forward(self, rows: Tensor, counts: Tensor) -> Tensor:
-        """Return [R, hidden] for rows [R, hidden] sorted by expert and counts int64 [experts] with sum R."""
+        """Return [R, hidden] for rows [R, hidden] sorted by expert and counts int64 [experts] with sum R.
+
+        Args:
+            rows: [R, hidden], sorted by expert.
+            counts: rows of each expert, int64 [experts].
+        """
         # One synchronisation for the three products below.
         sizes = rows_by_expert(counts, rows) if _asks_for_sizes(rows) else None
         up = self._biased("up", self._product("up", rows, counts, sizes), counts)
@@ -210,8 +219,8 @@ class Experts(nn.Module):
 class MixtureOfExperts(nn.Module):
     """Routed experts, and optional shared ones, which also process padding.
 
-    `seen` sums the statistics of routing since they were last read, float64 [experts + 3]: dropped choices, choices of
-    each expert, entropy, tokens. Recomputation counts a token twice, so only ratios are meaningful.
+    `routing_statistics` sums the statistics of routing since they were last read, float64 [experts + 3]: dropped
+    choices, choices of each expert, entropy, tokens. Recomputation counts a token twice, so only ratios are meaningful.
     """
 
     def __init__(self, config: TransformerConfig, moe: MoE) -> None:
@@ -222,12 +231,18 @@ class MixtureOfExperts(nn.Module):
         self.shared = FeedForward(config, moe.shared * moe.intermediate) if moe.shared else None
         self.shared_gate = nn.Linear(config.hidden, 1, bias=False) if moe.shared_gate else None
         # Not a buffer: it is not saved, and a buffer would be lost when the model is built on the meta device.
-        self.seen: Tensor | None = None
+        self.routing_statistics: Tensor | None = None
 
     def forward(self, hidden: Tensor, real: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """Return [B, L, hidden] for hidden [B, L, hidden], and the router's extra loss; `real` as for `Router`."""
+        """Return [B, L, hidden] for hidden [B, L, hidden], and the router's extra loss; `real` as for `Router`.
+
+        Args:
+            hidden: [B, L, hidden].
+            real: bool [B, L]; None without padding.
+        """
         routes = self.router(hidden, real)
-        flat, experts = hidden.flatten(0, 1), routes.experts.flatten()
+        flat = hidden.flatten(0, 1)
+        experts = routes.experts.flatten()
         # Stable: equal experts keep the order of tokens, so the products have the same rows in the same order in every
         # run.
         order = experts.argsort(stable=True)
@@ -238,7 +253,9 @@ class MixtureOfExperts(nn.Module):
             # Padding and dropped choices sort first. Without them this synchronisation with the device is avoided.
             order = order[counts[0] + counts[1] :]
         statistics = torch.cat((counts[1:].double(), routes.entropy.double())).detach()
-        self.seen = statistics if self.seen is None else self.seen + statistics
+        self.routing_statistics = (
+            statistics if self.routing_statistics is None else self.routing_statistics + statistics
+        )
         counts = counts[2:]
         # Choice c belongs to token c // top_k, since each token has top_k neighbouring choices.
         rows = self.experts(flat[order // self.moe.top_k], counts)
@@ -269,6 +286,10 @@ def rows_by_expert(counts: Tensor, rows: Tensor) -> list[int]:
     """Return the number of rows of each expert.
 
     A trace replaces this function by one that divides the number of `rows` evenly, because fake counts have no values.
+
+    Args:
+        counts: rows of each expert, int64 [experts].
+        rows: [R, in]; only a trace reads their number.
     """
     sizes: list[int] = counts.tolist()
     return sizes
@@ -296,7 +317,8 @@ def grouped_linear(rows: Tensor, weight: Tensor, counts: Tensor, sizes: list[int
         sizes: the counts as a list if they are known; each expert then has a product of its own.
     """
     if torch.is_autocast_enabled(rows.device.type):
-        rows, weight = rows.to(torch.get_autocast_dtype(rows.device.type)), cast(weight)
+        rows = rows.to(torch.get_autocast_dtype(rows.device.type))
+        weight = cast(weight)
     aligned = all(size * weight.element_size() % 16 == 0 for size in weight.shape[1:])
     # torch 2.13 compiles the grouped kernel in bf16 only.
     usable = (torch.bfloat16,) if torch.compiler.is_compiling() else KERNEL

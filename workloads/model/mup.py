@@ -42,10 +42,14 @@ WIDTHS = (
 """The fields that may differ between a model and its base. In moe, only the intermediate size may."""
 
 
-def beside(config: TransformerConfig, widths: Mapping[str, Any]) -> TransformerConfig:
+def with_base(config: TransformerConfig, widths: Mapping[str, Any]) -> TransformerConfig:
     """Return the configuration with a base model: itself with other `widths`, which are fields as in `changed`.
 
     Raises WorkloadError for a field that is not in WIDTHS, or for inconsistent sizes.
+
+    Args:
+        config: the wide model.
+        widths: the base's sizes.
     """
     experts = widths.get("moe") or {}
     inside = (
@@ -65,7 +69,13 @@ def beside(config: TransformerConfig, widths: Mapping[str, Any]) -> TransformerC
 
 
 def lr_scale(name: str, shape: Sequence[int], base: Sequence[int]) -> float:
-    """Return the learning-rate factor of tensor `name` [.., outputs, inputs]; `base` is its shape in the base model."""
+    """Return the learning-rate factor of tensor `name` [.., outputs, inputs]; `base` is its shape in the base model.
+
+    Args:
+        name: name of the tensor.
+        shape: its shape.
+        base: its shape in the base model.
+    """
     is_embedding = name in ("tokens.weight", "distances.weight") or "embeddings." in name
     is_vector = len(shape) < 2 or name.endswith("_bias")  # expert biases are one vector per expert
     # Adam's update has size 1 in every element, so a product with it sums `inputs` terms and grows with them: the rate
@@ -74,7 +84,13 @@ def lr_scale(name: str, shape: Sequence[int], base: Sequence[int]) -> float:
 
 
 def std_scale(name: str, shape: Sequence[int], base: Sequence[int]) -> float:
-    """Return the factor of the standard deviation of a tensor's initial values."""
+    """Return the factor of the standard deviation of a tensor's initial values.
+
+    Args:
+        name: name of the tensor.
+        shape: its shape, [.., outputs, inputs].
+        base: its shape in the base model.
+    """
     scale = lr_scale(name, shape, base)
     # An output layer of fixed width has variance 1 / inputs^2, hidden ones 1 / inputs (table 8).
     return scale if len(shape) > 1 and shape[-2] == base[-2] else sqrt(scale)
@@ -112,6 +128,10 @@ def folded(config: TransformerConfig, name: str) -> float:
 
     Score factors are folded into the queries, logit factors into the norm before the projection; both are linear.
     Raises WorkloadError if there is no such norm.
+
+    Args:
+        config: the model.
+        name: name of the tensor.
     """
     if config.base is None:
         return 1.0

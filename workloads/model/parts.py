@@ -22,7 +22,13 @@ PLAIN: Mapping[str, tuple[str, Callable[[Any], bool]]] = MappingProxyType(
 
 
 def check_types(kind: Any, values: Mapping[str, Any], prefix: str = "") -> None:
-    """Raise WorkloadError for the first value of a dataclass that does not have the plain type of its field."""
+    """Raise WorkloadError for the first value of a dataclass that does not have the plain type of its field.
+
+    Args:
+        kind: the dataclass, or an instance of it.
+        values: by field.
+        prefix: of the field's name in the message.
+    """
     for each in fields(kind):
         type_name, is_one = PLAIN.get(str(each.type), ("", bool))
         if type_name and each.name in values and not is_one(values[each.name]):

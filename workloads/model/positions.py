@@ -22,6 +22,11 @@ def rotary(config: TransformerConfig, positions: Tensor, windowed: bool = False)
     """Return the rotary tables (Su et al. 2021, eq. 34) for `positions` [1 or B, L], scaled as configured.
 
     `windowed` selects the tables of layers with a window.
+
+    Args:
+        config: base, scaling and width.
+        positions: int64 [1 or B, L].
+        windowed: whether the layers have a window.
     """
     even = torch.arange(0, config.rotary_dim, 2, device=positions.device, dtype=torch.float32)
     near = config.window_theta if windowed else 0.0
@@ -39,7 +44,12 @@ def rotary(config: TransformerConfig, positions: Tensor, windowed: bool = False)
 
 
 def rotate(x: Tensor, table: Rotary) -> Tensor:
-    """Rotate x [B, heads, L, rotary_dim] in the pairs (i, i + rotary_dim / 2), as in Llama."""
+    """Rotate x [B, heads, L, rotary_dim] in the pairs (i, i + rotary_dim / 2), as in Llama.
+
+    Args:
+        x: queries or keys.
+        table: cosine and sine, [1 or B, 1, L, rotary_dim] each.
+    """
     # The tables are cast and not x: a product in fp32 would double the memory of queries and keys.
     cos, sin = (t.to(x.dtype) for t in table)
     first, second = x.chunk(2, dim=-1)
@@ -72,17 +82,25 @@ def _yarn(frequencies: Tensor, scaling: RopeScaling, config: TransformerConfig) 
         wave = scaling.original_positions / (turns * 2 * math.pi)
         return dim * math.log(wave) / (2 * math.log(config.rope_theta))
 
-    low, high = index(scaling.beta_fast), index(scaling.beta_slow)
+    low = index(scaling.beta_fast)
+    high = index(scaling.beta_slow)
     if scaling.truncate:
-        low, high = math.floor(low), math.ceil(high)
-    low, high = max(low, 0), min(high, dim - 1)
+        low = math.floor(low)
+        high = math.ceil(high)
+    low = max(low, 0)
+    high = min(high, dim - 1)
     steps = torch.arange(dim // 2, device=frequencies.device, dtype=torch.float32)
     ramp = ((steps - low) / ((high - low) or 0.001)).clamp(0, 1)
     return ramp * frequencies / scaling.factor + (1 - ramp) * frequencies
 
 
 def yarn_mscale(factor: float, mscale: float = 1.0) -> float:
-    """Return the attention temperature under YaRN (eq. 25)."""
+    """Return the attention temperature under YaRN (eq. 25).
+
+    Args:
+        factor: by which the length is stretched.
+        mscale: weight of the logarithm.
+    """
     return 1.0 if factor <= 1 else 0.1 * mscale * math.log(factor) + 1.0
 
 
@@ -98,6 +116,10 @@ def sinusoids(positions: Tensor, size: int) -> Tensor:
     """Return fixed position vectors (Vaswani et al. 2017, section 3.5), sines first: fp32 [.., L, size].
 
     Angles are computed in fp64: in fp32 they are off by 3e-5 at position 1000.
+
+    Args:
+        positions: int64 [..].
+        size: of a vector.
     """
     half = torch.arange(size // 2, device=positions.device, dtype=torch.float64)
     angles = positions[..., None].double() * 10000.0 ** -(half / (size // 2))
@@ -126,7 +148,12 @@ class RelativeBias(nn.Module):
         return self.weight[:, self.bucket(positions[:, None, :] - positions[:, :, None])].transpose(0, 1)
 
     def between(self, positions: Tensor, length: int) -> Tensor:
-        """Return the bias [B, heads, L, length] of queries at `positions` int64 [B, L] and keys at 0, 1, ..."""
+        """Return the bias [B, heads, L, length] of queries at `positions` int64 [B, L] and keys at 0, 1, ...
+
+        Args:
+            positions: of the queries, int64 [B, L].
+            length: number of keys.
+        """
         steps = torch.arange(length, device=self.weight.device)
         return self.weight[:, self.bucket(steps - positions[:, :, None])].transpose(0, 1)
 
@@ -136,6 +163,8 @@ class RelativeBias(nn.Module):
         after = (distance > 0) * buckets if self.bidirectional else torch.zeros_like(distance)
         away = distance.abs() if self.bidirectional else (-distance).clamp(min=0)
         exact = buckets // 2
+        # Share of the logarithmic range, 0 at `exact` and 1 at `distance`. The clamp avoids log 0, which `where`
+        # discards.
         far = torch.log(away.float().clamp(min=1) / exact) / math.log(self.distance / exact)
         far = (exact + (far * (buckets - exact)).long()).clamp(max=buckets - 1)
         return after + torch.where(away < exact, away, far)

@@ -34,14 +34,19 @@ OTHER: Mapping[str, Any] = {
 """The settings that affect the generated text and are not applied here."""
 
 
-def said(settings: Mapping[str, Any], known: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the `known` settings that differ from their neutral values, in the order of `known`."""
+def non_neutral(settings: Mapping[str, Any], known: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the `known` settings that differ from their neutral values, in the order of `known`.
+
+    Args:
+        settings: those of a folder.
+        known: each with its neutral value.
+    """
     return {name: settings[name] for name in known if settings.get(name) not in (None, [], known[name])}
 
 
 def not_applied(generation: Generation) -> str:
     """Return one line that names the settings of a pretrained folder that are not applied; empty without any."""
-    names = [*said(generation.settings, DRAWING), *said(generation.settings, OTHER)]
+    names = [*non_neutral(generation.settings, DRAWING), *non_neutral(generation.settings, OTHER)]
     if not names:
         return ""
     return (
@@ -61,8 +66,15 @@ def change_of(
 
     `start` is the token with which an encoder-decoder's decoder begins; None for a decoder, which continues the prompt.
     `room` is the maximum number of tokens. Raises WorkloadError for settings that transformers rejects.
+
+    Args:
+        generation: the settings of a folder.
+        prompt: token ids.
+        start: the first token of a decoder that has an encoder; None for a decoder alone.
+        room: maximum number of generated tokens.
+        device: of the logits.
     """
-    applied = said(generation.settings, APPLIED)
+    applied = non_neutral(generation.settings, APPLIED)
     if not applied:
         return None
     begun = len(prompt) if start is None else 1
@@ -103,7 +115,7 @@ def _processors(
     source = torch.tensor([prompt], device=device)
     last = torch.tensor(ends, device=device)
     at_first = begun + 1 if begun == 1 and "forced_bos_token_id" in applied else begun
-    made: dict[str, Callable[[Any], Any]] = {
+    constructors: dict[str, Callable[[Any], Any]] = {
         "sequence_bias": theirs.SequenceBiasLogitsProcessor,
         "encoder_repetition_penalty": lambda x: theirs.EncoderRepetitionPenaltyLogitsProcessor(x, source),
         "repetition_penalty": theirs.RepetitionPenaltyLogitsProcessor,
@@ -120,4 +132,4 @@ def _processors(
             x, at_first, device=device
         ),
     }
-    return [made[name](value) for name, value in applied.items()]
+    return [constructors[name](value) for name, value in applied.items()]

@@ -33,6 +33,11 @@ class RelativeKeys(nn.Module):
         """Return the content queries, and the part of the scores that does not depend on content, [B, heads, L, L].
 
         query is [B, heads, L, D]; keys [1, heads, 2 L - 1, D] are those of the distances in `between`.
+
+        Args:
+            query: [B, heads, L, D].
+            keys: of the distances 1 - L .. L - 1, [1, heads, 2 L - 1, D].
+            between: the distance and the segments of each pair.
         """
         numbers = between.numbers.unsqueeze(1).expand(*query.shape[:2], -1, -1)
         # Scores of all 2 L - 1 distances, of which each pair takes that of its own. This replaces the relative shift of
@@ -53,6 +58,12 @@ def distances(positions: Tensor, length: int, size: int, types: Tensor | None) -
     size].
 
     Positions are from 0 to L - 1. Token `types` [B, L] tell segments apart.
+
+    Args:
+        positions: int64 [1 or B, L].
+        length: L.
+        size: of a vector.
+        types: int64 [B, L]; None without segments.
     """
     vectors = sinusoids(torch.arange(1 - length, length, device=positions.device), size)
     apart = positions[:, :, None] - positions[:, None, :] + length - 1

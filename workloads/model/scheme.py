@@ -49,6 +49,10 @@ class Scheme:
 
         GGUF stores blocks of 32 numbers with a scale in fp16. compressed-tensors stores the numbers of each row in
         words of 32 bits, a scale in fp32 for each group, and the shape as two int64.
+
+        Args:
+            rows: outputs of the layer.
+            columns: inputs of the layer.
         """
         if self.is_of_gguf:
             return rows * columns // BLOCK * (BLOCK * self.bits // 8 + 2)

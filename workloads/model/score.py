@@ -58,6 +58,12 @@ def score(
 
     Raises WorkloadError if the model does not predict text from left to right, and LogitsNotFinite if its logits are
     not finite.
+
+    Args:
+        workload: the model's kind, and its first decoder token.
+        model: its module.
+        pairs: context and continuation of each text.
+        progressed: called after each batch.
     """
     check_scores(workload)
     config = workload.config
@@ -150,10 +156,12 @@ def _scored(workload: Workload, model: nn.Module, texts: Sequence[_Text], even: 
 
 def _score(logits: Tensor, text: _Text) -> Score:
     """Return the score from the logits [L, vocabulary] of one text, which may be padded at its end."""
-    first, count = len(text.inputs) - len(text.targets), len(text.targets)
+    first = len(text.inputs) - len(text.targets)
+    count = len(text.targets)
     shares = logits[first : first + count].float().log_softmax(-1)
-    wanted = torch.tensor(text.targets, device=logits.device)
-    total = shares.gather(1, wanted.unsqueeze(1)).double().sum()
+    targets = torch.tensor(text.targets, device=logits.device)
+    # The log-softmax is in fp32, the sum over thousands of tokens in fp64.
+    total = shares.gather(1, targets.unsqueeze(1)).double().sum()
     if not torch.isfinite(total):
         raise LogitsNotFinite
-    return Score(float(total), bool((shares.argmax(-1) == wanted).all()))
+    return Score(float(total), bool((shares.argmax(-1) == targets).all()))

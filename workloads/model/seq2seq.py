@@ -33,7 +33,13 @@ class Stack(nn.Module):
         self.norm = norm(config) if config.final_norm else None
 
     def embed(self, vectors: Tensor, positions: Tensor, keys: Tensor | None) -> Tensor:
-        """Map token vectors [B, L, hidden] to the first hidden states. keys are as in `Context`."""
+        """Map token vectors [B, L, hidden] to the first hidden states. keys are as in `Context`.
+
+        Args:
+            vectors: token vectors [B, L, hidden].
+            positions: int64 [1 or B, L].
+            keys: dropout keys int64 [B, L]; None without dropout.
+        """
         assert self.embeddings is not None
         return self.embeddings(vectors, positions, None, keys)
 
@@ -50,11 +56,25 @@ class Stack(nn.Module):
         cache: Cache | None = None,
         samples: Tensor | None = None,
     ) -> tuple[Tensor, Tensor | None]:
-        """Run the layers on hidden states [B, L, hidden]. Return the result, and the routers' extra loss."""
+        """Run the layers on hidden states [B, L, hidden]. Return the result, and the routers' extra loss.
+
+        Args:
+            hidden: [B, L, hidden].
+            mask: of self-attention.
+            positions: int64 [1 or B, L].
+            extra: routers' losses of earlier stages; None without.
+            keys: dropout keys, int64 [B, L]; None without dropout.
+            real: bool [B, L], False at padding; None without padding.
+            memory: output of the encoder, [B, M, hidden]; None in the encoder.
+            memory_mask: of cross-attention.
+            cache: of a decoder that generates.
+            samples: LayerDrop keys, int64 [B]; None if no layer is skipped.
+        """
         length = hidden.shape[1]
         table = rotary(self.config, positions) if self.config.positions == "rotary" else None
         bias = None
         if self.relative_bias is not None:
+            # T5: the first layer's table serves all layers of the stack, so it is read once.
             bias = relative_scores(self.relative_bias, mask, length, cache)
         context = Context(
             mask,
@@ -71,7 +91,12 @@ class Stack(nn.Module):
         return (hidden if self.norm is None else self.norm(hidden)), extra
 
     def keep(self, start: int, stop: int) -> bool:
-        """Keep layers start to stop - 1 of this stack. Return whether any are left."""
+        """Keep layers start to stop - 1 of this stack. Return whether any are left.
+
+        Args:
+            start: first layer.
+            stop: layer after the last one.
+        """
         count = len(self.layers)
         for name in list(self.layers):
             if not start <= int(name) < stop:
@@ -108,6 +133,14 @@ class EncoderDecoder(nn.Module):
         With `in_chunks`, compute the sums of the loss of labels [B, M] instead of logits. A later pipeline stage gets
         `hidden`, `extra` and `memory` from the preceding stage. With a `cache` of the tokens that the decoder has read,
         the batch has `decoder_positions` [B, M]. The encoder runs only if no memory is given.
+
+        Args:
+            batch: tokens and padding [B, L], decoder_tokens [B, M].
+            hidden: of the preceding stage, [B, L or M, hidden]; None in the first one.
+            extra: routers' losses of earlier stages; None without.
+            memory: output of the encoder, [B, L, hidden]; None if the encoder is to run.
+            cache: what the decoder has read; None in training.
+            in_chunks: computes the loss chunk by chunk; None to return logits.
         """
         if self.encoder is not None and memory is None:
             hidden, extra = self._encode(self.encoder, batch, hidden, extra)
@@ -121,10 +154,12 @@ class EncoderDecoder(nn.Module):
         if steps is None:
             steps = torch.arange(targets.shape[1], device=targets.device).unsqueeze(0)
         mask = Mask(causal=True) if cache is None else read_mask(self.config, steps, cache)
-        keys, samples = token_keys(self, batch, targets.shape[1], 1), sample_keys(self, batch, 1)
+        keys = token_keys(self, batch, targets.shape[1], 1)
+        samples = sample_keys(self, batch, 1)
         if hidden is None:
             assert self.tokens is not None
             hidden = self.decoder.embed(self.tokens(targets), steps, keys)
+        # [B, 1, 1, L]: cross-attention hides the padding of the source from every query [M].
         reads = Mask(batch["padding"][:, None, None, :]) if "padding" in batch else Mask()
         real = batch.get(DECODER_REAL, batch.get("decoder_padding"))
         hidden, extra = self.decoder(
@@ -150,12 +185,14 @@ class EncoderDecoder(nn.Module):
         self, encoder: Stack, batch: Batch, hidden: Tensor | None, extra: Tensor | None
     ) -> tuple[Tensor, Tensor | None]:
         length = batch["tokens"].shape[1]
-        positions, keys = batch_positions(self.config, batch), token_keys(self, batch, length)
+        positions = batch_positions(self.config, batch)
+        keys = token_keys(self, batch, length)
         if hidden is None:
             assert self.tokens is not None
             hidden = encoder.embed(self.tokens(batch["tokens"]), positions, keys)
         mask = self_mask(self.config, batch, length)
-        real, samples = batch.get(REAL, batch.get("padding")), sample_keys(self, batch)
+        real = batch.get(REAL, batch.get("padding"))
+        samples = sample_keys(self, batch)
         return encoder(hidden, mask, positions, extra, keys, real=real, samples=samples)
 
     def keep(self, start: int, stop: int, *, first: bool, last: bool) -> None:
@@ -163,6 +200,12 @@ class EncoderDecoder(nn.Module):
 
         The first stage, the stage where the decoder begins and, with a tied head, the last stage all keep `tokens`.
         Every stage of a stack keeps the stack's relative bias. The trainer sums the gradients of these copies.
+
+        Args:
+            start: first layer.
+            stop: layer after the last one.
+            first: whether this is the first stage.
+            last: whether this is the last stage.
         """
         encoder_layers = self.config.layers
         assert self.encoder is not None

@@ -33,27 +33,37 @@ class Maps(nn.Module):
         )
 
     def forward(self, hidden: Tensor, layer: int) -> Tensor:
-        """Map the output [B, L, width] of a layer; without a map for it, return it unchanged."""
+        """Map the output [B, L, width] of a layer; without a map for it, return it unchanged.
+
+        Args:
+            hidden: [B, L, width].
+            layer: number of the layer, from 1.
+        """
         return self.hidden[str(layer)](hidden) if str(layer) in self.hidden else hidden
 
 
 def show(model: Any, shows: Shows) -> None:
-    """Let a transformer of this project return `shows` in its output, by hooks; adds the learned maps to it."""
-    taken = _Taken(shows, model.config.heads)
+    """Let a transformer of this project return `shows` in its output, by hooks; adds the learned maps to it.
+
+    Args:
+        model: the transformer; changed in place.
+        shows: what to return.
+    """
+    capture = _Capture(shows, model.config.heads)
     if shows.maps:
         setattr(model, MAPS, Maps(model.config.hidden, shows.maps))
-    model.register_forward_pre_hook(taken.begin)
+    model.register_forward_pre_hook(capture.begin)
     for number, layer in enumerate(model.layers.values(), start=1):
-        layer.register_forward_pre_hook(taken.enter)
-        layer.register_forward_hook(taken.leave)
+        layer.register_forward_pre_hook(capture.enter)
+        layer.register_forward_hook(capture.leave)
         of_layer = [each for each in shows.relations if each[1] == number]
         for module in layer.modules():
             if of_layer and isinstance(module, AttentionCore):
-                module.register_forward_pre_hook(partial(taken.attend, of_layer), with_kwargs=True)
-    model.register_forward_hook(taken.end)
+                module.register_forward_pre_hook(partial(capture.attend, of_layer), with_kwargs=True)
+    model.register_forward_hook(capture.end)
 
 
-class _Taken:
+class _Capture:
     """Takes what the layers show in one forward pass. Layers run in order; shared ones run several times."""
 
     def __init__(self, shows: Shows, heads: int) -> None:
@@ -77,12 +87,16 @@ class _Taken:
             self._layers.append(output[0])
 
     def attend(
-        self, wanted: Sequence[tuple[Relation, int]], core: AttentionCore, inputs: tuple[Any, ...], _: Any
+        self,
+        relation_names: Sequence[tuple[Relation, int]],
+        core: AttentionCore,
+        inputs: tuple[Any, ...],
+        _: Any,
     ) -> None:
         # Recomputation in the backward pass runs this again, and must save as many tensors as the first pass.
         # A tensor-parallel rank has its share of the attention heads, and of the relation heads made of them.
         heads = self._shows.heads * inputs[0].shape[1] // self._heads
-        relations = {each: relation_of(each[0], core.scale, inputs, heads) for each in wanted}
+        relations = {each: relation_of(each[0], core.scale, inputs, heads) for each in relation_names}
         if self._is_running:
             self._relations |= relations
 
@@ -114,7 +128,7 @@ def relation_of(kind: Relation, scale: float, inputs: tuple[Any, ...], heads: in
     """
     query, key, value, mask, bias, *_ = inputs
     length = query.shape[2]
-    sees = _seen(mask, bias, length, query.device)
+    sees = _visible(mask, bias, length, query.device)
     if kind in ("attention", "scores"):
         if key.shape[1] < query.shape[1]:
             key = key.repeat_interleave(query.shape[1] // key.shape[1], 1)
@@ -133,7 +147,7 @@ def relation_of(kind: Relation, scale: float, inputs: tuple[Any, ...], heads: in
     return scores.masked_fill(~sees, -torch.inf).log_softmax(-1).masked_fill(~sees, HIDDEN)
 
 
-def _seen(mask: Mask, bias: Tensor | None, length: int, device: torch.device) -> Tensor | None:
+def _visible(mask: Mask, bias: Tensor | None, length: int, device: torch.device) -> Tensor | None:
     """Return which pairs attention sees, bool [1 or B, 1, 1 or L, L]; None for all."""
     if bias is not None:
         return (bias != -torch.inf).any(1, keepdim=True)

@@ -54,6 +54,10 @@ def base_of_size(config: TransformerConfig, theirs: TransformerConfig) -> Transf
 
     Raises:
         WorkloadError: it is not smaller, or its parts cannot be taken out of such a model.
+
+    Args:
+        config: the smaller model.
+        theirs: the base.
     """
     more = [name for name in SIZES if getattr(config, name) > getattr(theirs, name)]
     if more:
@@ -106,29 +110,34 @@ def _check_heads(config: TransformerConfig, theirs: TransformerConfig) -> None:
         )
 
 
-def chosen_layers(choice: Layers, base_layers: int, wanted: int) -> list[int]:
+def chosen_layers(choice: Layers, base_layers: int, count: int) -> list[int]:
     """Return the numbers of the layers that are kept of a stack of `base_layers` layers, ascending.
 
-    uniform is layer i * base_layers // wanted for the i-th of `wanted` layers: every other layer for half of them (Fan
+    uniform is layer i * base_layers // count for the i-th of `count` layers: every other layer for half of them (Fan
     et al., 2020, "Reducing Transformer Depth on Demand with Structured Dropout", section 3.3).
 
     Raises:
-        WorkloadError: the numbers are not those of `wanted` layers.
+        WorkloadError: the numbers are not those of `count` layers.
+
+    Args:
+        choice: how layers are chosen.
+        base_layers: layers of the base.
+        count: layers of the smaller model.
     """
     if choice == "uniform":
-        return [i * base_layers // wanted for i in range(wanted)]
+        return [i * base_layers // count for i in range(count)]
     if choice == "first":
-        return list(range(wanted))
+        return list(range(count))
     if choice == "last":
-        return list(range(base_layers - wanted, base_layers))
+        return list(range(base_layers - count, base_layers))
     numbers = [int(number) for number in choice]
     if (
         numbers != sorted(set(numbers))
-        or len(numbers) != wanted
+        or len(numbers) != count
         or not 0 <= numbers[0] <= numbers[-1] < base_layers
     ):
         raise WorkloadError(
-            f"layers {numbers} are not {wanted} ascending numbers below {base_layers}; the model has {wanted} "
+            f"layers {numbers} are not {count} ascending numbers below {base_layers}; the model has {count} "
             f"layers, and its base {base_layers}"
         )
     return numbers
@@ -141,6 +150,12 @@ def kept_layers(
 
     Raises:
         WorkloadError: a layer would become one of another kind (with experts, without a window).
+
+    Args:
+        config: the smaller model.
+        base: the base.
+        layers: how layers are chosen, in the encoder of two stacks.
+        decoder_layers: how those of a decoder are chosen; None for the same way.
     """
     if config.architecture == "encoder-decoder":
         return {
@@ -252,7 +267,11 @@ class Shrunk:
         module, _, leaf = rest.rpartition(".")
         inputs = leaf == "weight" and module.endswith((".down", ".output"))
         if (columns := kept.columns.get(f"{layer}.feedforward")) and module in (*UP, "feedforward.down"):
-            return [(1, columns)] if inputs else [(0, columns)] if module in UP else []
+            # A column is a row of up and gate [columns, hidden] and a column of down [hidden, columns], whose bias
+            # [hidden] has none.
+            if inputs:
+                return [(1, columns)]
+            return [(0, columns)] if module in UP else []
         attention, _, part = module.partition(".")
         groups = kept.groups.get(f"{layer}.{attention}")
         if not groups or attention not in ATTENTION:
@@ -292,12 +311,12 @@ class KeptPart:
 
     def __getitem__(self, part: Part) -> Tensor:
         """See `StoredTensor`. Reads from the first to the last of the elements in question."""
-        wanted = self.numbers[part[self.dim]]
-        if not wanted:
+        numbers = self.numbers[part[self.dim]]
+        if not numbers:
             return torch.empty([each.stop - each.start for each in part])
-        first = wanted[0]
-        theirs = (*part[: self.dim], slice(first, wanted[-1] + 1), *part[self.dim + 1 :])
-        index = torch.tensor([number - first for number in wanted])
+        first = numbers[0]
+        theirs = (*part[: self.dim], slice(first, numbers[-1] + 1), *part[self.dim + 1 :])
+        index = torch.tensor([number - first for number in numbers])
         return self.stored[theirs].index_select(self.dim, index)
 
 

@@ -21,6 +21,12 @@ from workloads.model.config import TransformerConfig
 def near(config: TransformerConfig, query: Tensor, key: Tensor, length: int) -> Tensor:
     """Return whether a query attends to a key, bool, ignoring causality. query and key are positions, int64, that
     broadcast, below `length`.
+
+    Args:
+        config: window, dilation, global tokens and random blocks.
+        query: positions of queries.
+        key: positions of keys.
+        length: tokens of the row.
     """
     apart = query - key
     attends = apart.abs() < config.window * config.window_dilation

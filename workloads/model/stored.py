@@ -69,7 +69,8 @@ class ExtendedTable:
 
     def __getitem__(self, part: Part) -> Tensor:
         """See `StoredTensor`."""
-        rows, rest = part[0], part[1:]
+        rows = part[0]
+        rest = part[1:]
         have = self.stored.shape[0]
         pieces = []
         if rows.start < have:
@@ -125,6 +126,10 @@ def whole(shape: Sequence[int]) -> Part:
 def may_begin_anew(config: TransformerConfig, name: str) -> bool:
     """Return whether a checkpoint may lack a tensor, because it belongs to a head that the checkpoint was not trained
     with. The language model's own head must be present.
+
+    Args:
+        config: the model.
+        name: name of the tensor.
     """
     return config.head != "language" and name.startswith(HEADS)
 
@@ -162,6 +167,13 @@ def misfits(
 
     `tables` are the tensors with one row per token. They may have fewer rows in the checkpoint if all tokens from
     number `added` on were added to the tokenizer, and the checkpoint has rows for at least all the others.
+
+    Args:
+        config: the model.
+        shapes: its tensors.
+        stored: returns the shape of a tensor in the checkpoint; None if it is not there.
+        tables: names of the tensors with one row per token.
+        added: number of the first added token.
     """
     problems = []
     for name, shape in shapes.items():
@@ -177,7 +189,13 @@ def misfits(
 
 
 def refuse_misfits(problems: Sequence[Misfit], where: str, hint: str) -> None:
-    """Raise DoesNotFit if `misfits` found any problems with the checkpoint at `where`."""
+    """Raise DoesNotFit if `misfits` found any problems with the checkpoint at `where`.
+
+    Args:
+        problems: what `misfits` returned.
+        where: the checkpoint, for the message.
+        hint: what to do.
+    """
     if problems:
         more = f" and {len(problems) - SHOWN} more" if len(problems) > SHOWN else ""
         listing = "; ".join(map(str, problems[:SHOWN]))
@@ -185,7 +203,13 @@ def refuse_misfits(problems: Sequence[Misfit], where: str, hint: str) -> None:
 
 
 def refuse_strange(names: Sequence[str], where: str, hint: str) -> None:
-    """Raise WorkloadError if the checkpoint at `where` has tensors, by these names, that the model lacks."""
+    """Raise WorkloadError if the checkpoint at `where` has tensors, by these names, that the model lacks.
+
+    Args:
+        names: the tensors that the model lacks.
+        where: the checkpoint, for the message.
+        hint: what to do.
+    """
     if names:
         raise WorkloadError(f"{where} has {listed(sorted(names))}, which this model lacks; {hint}")
 
@@ -196,7 +220,14 @@ def weight_notes(
     left_out: Sequence[str],
     where: str,
 ) -> tuple[str, ...]:
-    """Return the notes on a checkpoint at `where`, whose tensors `left_out` are not used."""
+    """Return the notes on a checkpoint at `where`, whose tensors `left_out` are not used.
+
+    Args:
+        shapes: the model's tensors.
+        stored: returns the shape of a tensor in the checkpoint; None if it is not there.
+        left_out: names of tensors that are not used.
+        where: the checkpoint, for the message.
+    """
     fresh = [name for name in shapes if stored(name) is None]
     tables = {
         name: stored_shape[0]

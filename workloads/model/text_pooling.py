@@ -32,7 +32,12 @@ class TextPooling(nn.Module):
         return rows
 
     def forward(self, hidden: Tensor, padding: Tensor) -> Tensor:
-        """Map hidden [B x parts, L, hidden] and padding bool [B x parts, L] to vectors fp32 [B, parts x hidden]."""
+        """Map hidden [B x parts, L, hidden] and padding bool [B x parts, L] to vectors fp32 [B, parts x hidden].
+
+        Args:
+            hidden: [B x parts, L, hidden].
+            padding: bool [B x parts, L].
+        """
         hidden = hidden.float()
         if self.pooling == "cls":
             vectors = hidden[:, 0]

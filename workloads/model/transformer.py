@@ -68,7 +68,8 @@ class Layer(nn.Module):
         self.post, self.dropout = config.norm_position == "post", config.dropout
         self.layer_drop = config.layer_drop
         self.full = bool(config.full_every) and (index + 1) % config.full_every == 0
-        before, after = config.norm_position != "branch", config.norm_position in ("both", "branch")
+        before = config.norm_position != "branch"
+        after = config.norm_position in ("both", "branch")
         self.attention_norm = norm(config) if before else None
         self.attention_out_norm = norm(config) if after else None
         self.attention: nn.Module = (
@@ -87,11 +88,17 @@ class Layer(nn.Module):
         self.feedforward_adapter: nn.Module | None = None
 
     def forward(self, hidden: Tensor, context: Context) -> tuple[Tensor, Tensor | None]:
-        """Map [B, L, hidden] to [B, L, hidden]. Also return the router's extra loss if the layer has experts."""
+        """Map [B, L, hidden] to [B, L, hidden]. Also return the router's extra loss if the layer has experts.
+
+        Args:
+            hidden: [B, L, hidden].
+            context: mask, positions and keys.
+        """
         output, extra = self._through(hidden, context)
         return skip(output, hidden, self.layer_drop, context.samples), extra
 
     def _through(self, hidden: Tensor, context: Context) -> tuple[Tensor, Tensor | None]:
+        # Every n-th layer sees the whole row, with the frequencies of the long range (Gemma 3).
         if self.full and context.full_mask is not None:
             context = replace(context, mask=context.full_mask, rotary=context.full_rotary or context.rotary)
         if not self.post:
@@ -129,7 +136,13 @@ def _normed(module: nn.Module | None, hidden: Tensor) -> Tensor:
 
 
 def make_layers(config: TransformerConfig, count: int, cross: bool = False) -> nn.ModuleDict:
-    """Return layers keyed by their number, so that a pipeline stage keeps the original names."""
+    """Return layers keyed by their number, so that a pipeline stage keeps the original names.
+
+    Args:
+        config: the model.
+        count: number of layers.
+        cross: whether they have cross-attention.
+    """
     count = 1 if config.shared_layers else count
     return nn.ModuleDict({str(i): Layer(config, i, cross) for i in range(count)})
 
@@ -140,17 +153,24 @@ def run_layers(
     """Run all layers in order, `repeat` times if they are shared, and sum their extra losses.
 
     The layer number goes into the dropout keys of the context; 0 stands for the embeddings.
+
+    Args:
+        layers: by number.
+        hidden: [B, L, hidden].
+        context: what all layers share.
+        extra: routers' losses of earlier stages; None without.
+        repeat: how often shared layers run.
     """
     for pass_number in range(repeat):
         for name, layer in layers.items():
             number = 1 + pass_number + int(name)
             keys = None if context.keys is None else keyed(context.keys, number)
             samples = None if context.samples is None else keyed(context.samples, number)
-            kept = None
+            layer_cache = None
             if context.cache is not None:
-                kept = context.cache.layers.setdefault((pass_number, name), LayerCache())
+                layer_cache = context.cache.layers.setdefault((pass_number, name), LayerCache())
             hidden, more = layer(
-                hidden, replace(context, keys=keys, score_keys=keys, samples=samples, kept=kept)
+                hidden, replace(context, keys=keys, score_keys=keys, samples=samples, layer_cache=layer_cache)
             )
             if more is not None:
                 extra = more if extra is None else extra + more
@@ -198,6 +218,13 @@ class Transformer(nn.Module):
         With `in_chunks`, a vocabulary head computes the loss of the batch's labels instead of logits. A `cache` holds
         the keys and values of tokens at lower positions; the batch then has `positions` [B, L], and the output covers
         only each row's last token.
+
+        Args:
+            batch: has `tokens` [B, L], and what the model and its head read besides.
+            hidden: of the preceding stage, [B, L, hidden]; None in the first one.
+            extra: routers' losses of earlier stages; None without.
+            cache: what a generating model has read; None in training.
+            in_chunks: computes the loss chunk by chunk; None to return logits.
         """
         pools = self.text_pooling is not None and COUNTED in batch
         if pools:
@@ -207,10 +234,9 @@ class Transformer(nn.Module):
         if hidden is None:
             assert self.tokens is not None
             assert self.embeddings is not None
-            vectors, types, tasks = (
-                self.tokens(batch["tokens"]), batch.get("token_types"), batch.get("task_types"),
-            )  # fmt: skip
-            vectors = noisy(self, vectors, batch)
+            vectors = noisy(self, self.tokens(batch["tokens"]), batch)
+            types = batch.get("token_types")
+            tasks = batch.get("task_types")
             if before:
                 assert self.prompt is not None
                 vectors = self.prompt(vectors)
@@ -223,8 +249,10 @@ class Transformer(nn.Module):
             hidden = hidden if self.projection is None else self.projection(hidden)
         repeat = self.config.layers if self.config.shared_layers else 1
         hidden, extra = run_layers(self.layers, hidden, context, extra, repeat)
+        # The prompt's vectors travel to the last stage with the tokens, and no head reads them.
         hidden = hidden[:, before:] if before and self.last else hidden
         if cache is not None:
+            # Before norm and head: logits over the vocabulary of a whole prompt would be computed for nothing.
             hidden = _last(hidden, batch.get("padding"))
         hidden = hidden if self.norm is None else self.norm(hidden)
         if pools:
@@ -268,7 +296,8 @@ class Transformer(nn.Module):
             bias = relative_scores(self.relative_bias, mask, length, cache, batch.get("positions"))
         if self.prefix_length:
             mask = mask.behind(self.prefix_length, length, batch["tokens"].device)
-        keys, real = token_keys(self, batch, before + length), batch.get(REAL, batch.get("padding"))
+        keys = token_keys(self, batch, before + length)
+        real = batch.get(REAL, batch.get("padding"))
         real = F.pad(real, (before, 0), value=True) if real is not None and before else real
         samples = sample_keys(self, batch)
         masks = Context(mask, table, bias, full_mask=full, full_rotary=far)
@@ -285,10 +314,14 @@ class Transformer(nn.Module):
     def _headed(self, output: Output, batch: Batch, in_chunks: ChunkedLoss | None) -> Output:
         hidden = output.hidden
         if isinstance(self.head, VocabularyProjection | MaskedHead):
-            tokens, labels = None if self.tokens is None else self.tokens.weight, batch.get("labels")
+            tokens = None if self.tokens is None else self.tokens.weight
+            labels = batch.get("labels")
             if labels is not None and self.config.architecture == "encoder":
+                # [predicted, hidden]: BERT predicts 15 % of the tokens, and the projection to the vocabulary skips the
+                # others.
                 predicted = labels != IGNORED
-                hidden, labels = hidden[predicted], labels[predicted]
+                hidden = hidden[predicted]
+                labels = labels[predicted]
             if in_chunks is not None:
                 return output._replace(sums=self.head(hidden, tokens, labels, in_chunks))
             return output._replace(logits=self.head(hidden, tokens))
@@ -311,6 +344,12 @@ class Transformer(nn.Module):
 
         Only the first stage has the embeddings, and only the last one has norm and head. With a tied head, the last
         stage keeps `tokens` too, and the trainer sums both gradients.
+
+        Args:
+            start: first layer.
+            stop: layer after the last one.
+            first: whether this is the first stage.
+            last: whether this is the last stage.
         """
         self.last = last
         for name in list(self.layers):
@@ -347,12 +386,18 @@ def make_head(config: TransformerConfig) -> nn.Module | None:
         return VocabularyProjection(config, config.hidden, config.head_bias)
     if config.head == "sequence":
         return LastTokenHead(config) if config.causal else SentenceHead(config, config.classes)
-    made = {"masked": MaskedHead, "discriminator": DiscriminatorHead, "token": TokenHead, "span": TokenHead}
-    return made[config.head](config) if config.head in made else None
+    heads = {"masked": MaskedHead, "discriminator": DiscriminatorHead, "token": TokenHead, "span": TokenHead}
+    return heads[config.head](config) if config.head in heads else None
 
 
 def read_mask(config: TransformerConfig, positions: Tensor, cache: Cache) -> Mask:
-    """Return the mask of a forward pass over tokens at `positions` [B, L], over all tokens in the cache."""
+    """Return the mask of a forward pass over tokens at `positions` [B, L], over all tokens in the cache.
+
+    Args:
+        config: the model.
+        positions: int64 [B, L].
+        cache: what the model has read; advanced to these positions.
+    """
     cache.advance(positions)
     return Mask(cache.visible(config))
 
@@ -363,6 +408,13 @@ def relative_scores(
     """Return additive scores of `length` tokens by distance, with -inf where attention is not allowed.
 
     `positions` [1 or B, L] gives the positions of tokens that are not in order.
+
+    Args:
+        module: the bias of the stack.
+        mask: which keys a query sees.
+        length: tokens of the row.
+        cache: what a generating model has read; None in training.
+        positions: of tokens that are not in order; None for 0, 1, ..
     """
     assert isinstance(module, RelativeBias)
     if cache is not None:

@@ -264,15 +264,17 @@ def _find(name: str) -> type[SampledObjective]:
 
 def _near(name: str) -> str:
     """Return a hint about the intended objective for an unknown name."""
-    wanted = name.lower().replace("-", "_")
-    if wanted in OF_MODELS:
-        return f", and the model has its own: workload.model {OF_MODELS[wanted]}"
-    if wanted in OF_OWN_ANSWERS:
+    normalised = name.lower().replace("-", "_")
+    if normalised in OF_MODELS:
+        return f", and the model has its own: workload.model {OF_MODELS[normalised]}"
+    if normalised in OF_OWN_ANSWERS:
         explanation = "grpo and reinforce learn from answers that the model generates"
         return f": {explanation}; dpo, ipo, orpo and kto from given answers"
     # with short names, every other name is near
     long = [each for each in NAMES if len(each) > 6]
     near = (
-        [OTHER_NAMES[wanted]] if wanted in OTHER_NAMES else get_close_matches(wanted, long, n=1, cutoff=0.7)
+        [OTHER_NAMES[normalised]]
+        if normalised in OTHER_NAMES
+        else get_close_matches(normalised, long, n=1, cutoff=0.7)
     )
     return f": did you mean {near[0]}?" if near else ""

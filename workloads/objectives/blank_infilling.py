@@ -47,6 +47,7 @@ class BlankInfilling(SampledObjective):
         cls = [self.token("cls")]
         masks = np.where(begins, self.token("mask"), text)
         part_a = np.concatenate((cls, masks[~hidden | begins]))
+        # The place of each span's <mask> in part A; <cls> stands at 0, so the running count from 1 is right.
         mask_positions = np.cumsum(~hidden | begins)[begins]
         tokens = [part_a]
         labels = [np.full(len(part_a), IGNORE)]
@@ -73,8 +74,8 @@ class BlankInfilling(SampledObjective):
     def _hidden(self, text: np.ndarray, rng: np.random.Generator) -> np.ndarray:
         """Return the tokens of all spans, bool [window]."""
         drawn = rng.poisson(self.mean_span, size=4 * len(text))
-        wanted = max(1, round(self.rate * len(text)))
-        hidden = scatter(lengths_until(wanted, drawn[drawn > 0]), len(text), rng) & self.is_text(text)
+        noise = max(1, round(self.rate * len(text)))
+        hidden = scatter(lengths_until(noise, drawn[drawn > 0]), len(text), rng) & self.is_text(text)
         return hidden & (np.cumsum(run_starts(hidden)) <= self._spans(len(text)))
 
     def _spans(self, window: int) -> int:
@@ -90,4 +91,6 @@ def _attention(part_a: int, used: int, length: int) -> np.ndarray:
     row = np.arange(length)[:, None]
     column = np.arange(length)[None, :]
     real = (row < used) & (column < used)
+    # Part A is visible to all; part B only to itself and what follows. Padding sees itself, or its softmax would be
+    # NaN.
     return (real & ((column < part_a) | (column <= row))) | (row == column)

@@ -50,6 +50,7 @@ class CausalLM(SampledObjective):
         is_end = self._ends(window)
         labels = np.where(self._opens(window, is_end)[1:], IGNORE, labels)
         is_end = is_end[:-1]
+        # The end of a document still belongs to it, hence minus `is_end`.
         document = np.cumsum(is_end) - is_end
         if missing := self.sequence_length - len(tokens):
             tokens = np.pad(tokens, (0, missing), constant_values=eos)

@@ -37,7 +37,7 @@ class Conversation(SampledObjective):
         return Windowing(unit, self.sequence_length, self.sequence_length)  # type: ignore[arg-type]
 
     def sample(self, read: Read, sample: int, rng: np.random.Generator) -> Sample:
-        documents = [self.kept(words) for words in _apart(np.asarray(read(sample), dtype=np.int64))]
+        documents = [self.truncated(words) for words in _apart(np.asarray(read(sample), dtype=np.int64))]
         words = np.concatenate(documents)
         number = np.repeat(np.arange(len(documents)), [len(each) for each in documents])
         ids = words & ~MARK
@@ -54,7 +54,7 @@ class Conversation(SampledObjective):
             "positions": positions_in(document),
         }
 
-    def kept(self, words: np.ndarray) -> np.ndarray:
+    def truncated(self, words: np.ndarray) -> np.ndarray:
         """Return the part of a conversation that fits a sample."""
         if self.truncate == "end":
             return words[: self.sequence_length]
@@ -64,7 +64,7 @@ class Conversation(SampledObjective):
         return any(len(each) > self.sequence_length for each in _apart(np.asarray(record, dtype=np.int64)))
 
     def is_lost(self, record: np.ndarray) -> bool:
-        return not (np.asarray(self.kept(record)[1:], dtype=np.int64) & MARK).any()
+        return not (np.asarray(self.truncated(record)[1:], dtype=np.int64) & MARK).any()
 
 
 def _apart(words: np.ndarray) -> list[np.ndarray]:

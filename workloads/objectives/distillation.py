@@ -72,7 +72,12 @@ class Top(NamedTuple):
 
 
 def log_sum(logits: Tensor, shards: Shards = WHOLE) -> Tensor:
-    """Return log sum exp over the classes, [n], of fp32 logits [n, V of this rank], without a gradient."""
+    """Return log sum exp over the classes, [n], of fp32 logits [n, V of this rank], without a gradient.
+
+    Args:
+        logits: fp32 [n, V of this rank].
+        shards: how the classes are cut over ranks.
+    """
     if shards is WHOLE:
         return logits.logsumexp(-1)
     highest = shards.highest(logits.amax(-1))
@@ -92,6 +97,13 @@ def of_logits(
 
     Hinton et al., 2015, section 2: the gradients of softened targets shrink with 1 / T^2, which the factor undoes. If
     the classes are cut over ranks, each rank sums its own, and no logits are gathered.
+
+    Args:
+        teacher: logits [n, V of this rank], without a gradient.
+        student: logits [n, V of this rank].
+        temperature: T.
+        kind: the divergence.
+        shards: how the classes are cut over ranks.
     """
 
     def compute(logits: Tensor, differentiates: bool) -> tuple[Tensor, Tensor | None]:
@@ -112,6 +124,8 @@ def of_logits(
         of_teacher = _dot(p, log_p.sub_(log_m))
         of_student = shards.total(_dot(q, log_q.sub_(log_m)))
         value = (shards.total(of_teacher) + of_student) / 2
+        # dJS / dq = log(q / m) / 2: the terms of m cancel. Through the softmax, dJS / dz = q (log q/m - KL(q || m)) /
+        # (2 T).
         return value, q.mul_(log_q.sub_(of_student.unsqueeze(-1))).div_(2) if differentiates else None
 
     return _of_student(student, temperature, compute)
@@ -164,11 +178,14 @@ def _of_few(teacher: Tensor, student: Tensor, kind: Divergence) -> tuple[Tensor,
     """Return the divergence of each row, [n], and its derivatives by the student's probabilities, [n, m] up to a
     constant of the row, from log-probabilities [n, m].
     """
-    p, q = teacher.exp(), student.exp()
+    p = teacher.exp()
+    q = student.exp()
     apart = teacher - student
     if kind == "forward":
+        # dKL(p || q) / dq = -p / q.
         return _dot(p, apart), -apart.exp()
     if kind == "reverse":
+        # dKL(q || p) / dq = log(q / p) + 1; the 1 is a constant of the row, which the softmax's gradient drops.
         return _dot(q, -apart), -apart
     log_m = torch.logaddexp(teacher, student) - math.log(2.0)
     return (_dot(p, teacher - log_m) + _dot(q, student - log_m)) / 2, (student - log_m) / 2
@@ -223,12 +240,20 @@ class _Rows(torch.autograd.Function):
             ctx.gradient,
             None,
         )  # scaled in place, so a second backward pass cannot use it
+        # [n, V] times the gradient of each row's value, [n, 1].
         return gradient.mul_(above[0].unsqueeze(-1)).to(ctx.dtype), None, None, None
 
 
 def top_of(logits: Tensor, k: int, temperature: float) -> Top:
-    """Return the k largest of logits [n, V], in order, with the log-sum of all over T."""
+    """Return the k largest of logits [n, V], in order, with the log-sum of all over T.
+
+    Args:
+        logits: [n, V].
+        k: number of logits to keep.
+        temperature: T.
+    """
     logits = logits.float()
+    # The logits are stored as they are and not over T: a stored teacher then serves any use of them, and log_sum has T.
     values, tokens = logits.topk(k)
     return Top(tokens.int(), values, (logits / temperature).logsumexp(-1))
 
@@ -242,6 +267,11 @@ def real_of(batch: Batch) -> Tensor:
 def of_hidden(teacher: Tensor, student: Tensor, real: Tensor) -> Tensor:
     """Return the mean squared difference of hidden states [B, L, size], averaged over the real tokens of a sample and
     over samples (TinyBERT; Jiao et al., 2020, equation 8).
+
+    Args:
+        teacher: [B, L, size].
+        student: [B, L, size], after its learned map if it has one.
+        real: bool [B, L].
     """
     apart = (student.float() - teacher.float()).square().mean(-1)
     return _by_sample(apart, real)
@@ -253,6 +283,12 @@ def of_relations(teacher: Tensor, student: Tensor, real: Tensor, squared: bool) 
     Relations are log-probabilities over the second token: their KL(teacher || student), averaged over the real tokens
     of a sample (MiniLM; Wang et al., 2020, equations 6 and 8). `squared` relations are scores, hidden ones 0: their
     squared difference, averaged over the pairs of real tokens (TinyBERT, equation 7).
+
+    Args:
+        teacher: [B, heads, L, L].
+        student: [B, heads, L, L].
+        real: bool [B, L].
+        squared: whether relations are scores.
     """
     if not squared:
         # Relations of padding are excluded through `real`; hidden pairs have equal log-probabilities in both and add
@@ -294,7 +330,12 @@ class TaughtTokens:
         self.parts: dict[str, Tensor] = {}
 
     def __call__(self, logits: Tensor, labels: Tensor) -> Loss:
-        """Return the loss of logits [B, L, V] or [predicted, V] and labels [B, L]."""
+        """Return the loss of logits [B, L, V] or [predicted, V] and labels [B, L].
+
+        Args:
+            logits: of the student.
+            labels: int64.
+        """
         label_loss = self.of_labels(logits, labels)
         # Of logits of predicted tokens alone, the labels are of all.
         labels = labels[labels != self.ignored] if logits.dim() == 2 else labels.flatten()

@@ -19,11 +19,19 @@ def rouge1(text: np.ndarray, starts: np.ndarray, stops: np.ndarray) -> np.ndarra
 
     With c the count of a token in the sentence and n in the text: overlap = sum of min(c, n - c), and F1 = 2 *
     overlap / (tokens of the sentence + tokens of the rest).
+
+    Args:
+        text: token ids, int64 [tokens].
+        starts: first token of each sentence.
+        stops: token after the last one of each sentence.
     """
     ids, token = np.unique(text, return_inverse=True)
     sentence = np.repeat(np.arange(len(starts)), stops - starts)
     counts = np.zeros((len(starts), len(ids)), dtype=np.int64)
+    # [sentences, distinct tokens]. `add.at` counts repeated tokens, where `counts[...] += 1` would count them once.
     np.add.at(counts, (sentence, token), 1)
+    # The tokens of a sentence and of the rest add up to the text, so the denominator of F1 is the same for all
+    # sentences.
     rest = counts.sum(axis=0) - counts
     return 2 * np.minimum(counts, rest).sum(axis=1) / len(text)
 
@@ -79,6 +87,7 @@ class GapSentences(SampledObjective):
         begins = np.zeros(len(text), dtype=bool)
         left = round(self.rate * len(starts))
         room = self.target_length - 1
+        # At least one gap, and at least one sentence to read.
         left = min(max(left, 1), len(starts) - 1)
         for i in self._ranked(text, (starts, stops), rng):
             if left > 0 and stops[i] - starts[i] <= room:

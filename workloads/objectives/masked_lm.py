@@ -25,7 +25,12 @@ NEEDS = ("cls", "sep", "mask")
 
 
 def framed(objective: SampledObjective, window: np.ndarray) -> np.ndarray:
-    """Return <cls> window <sep>, int64 [length]."""
+    """Return <cls> window <sep>, int64 [length].
+
+    Args:
+        objective: has the special tokens.
+        window: int64 [length - 2].
+    """
     return np.concatenate(([objective.token("cls")], window, [objective.token("sep")]))
 
 
@@ -36,7 +41,15 @@ def masked(
     rng: np.random.Generator,
     first: np.ndarray | None = None,
 ) -> Sample:
-    """Return the tokens with the chosen ones corrupted, and labels at the chosen ones."""
+    """Return the tokens with the chosen ones corrupted, and labels at the chosen ones.
+
+    Args:
+        objective: has <mask>, and the tokens that may replace others.
+        tokens: int64 [length].
+        chosen: bool [length].
+        rng: the random numbers of the sample.
+        first: as in `corrupt`.
+    """
     corrupted = corrupt(
         tokens, chosen, mask=objective.token("mask"), text_ids=objective.text_ids, rng=rng, first=first
     )

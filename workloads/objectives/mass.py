@@ -51,6 +51,7 @@ class Mass(SampledObjective):
         return {
             "tokens": corrupt(tokens, hidden, self.token("mask"), self.text_ids, rng),
             "padding": everything,
+            # Shifted by one: at position i the decoder reads token i - 1, if both are in the fragment.
             "decoder_tokens": np.where(follows, np.roll(tokens, 1), self.token("mask")),
             "decoder_padding": everything,
             "labels": labels_at(tokens, hidden),

@@ -113,7 +113,7 @@ def _number(value: Any) -> float:
 
 def _exact_match(predictions: Sequence[str], references: Sequence[str | Sequence[str]]) -> float:
     matches = [
-        prediction in _each(wanted) for prediction, wanted in zip(predictions, references, strict=True)
+        prediction in _as_list(accepted) for prediction, accepted in zip(predictions, references, strict=True)
     ]
     return sum(matches) / len(matches)
 
@@ -121,26 +121,26 @@ def _exact_match(predictions: Sequence[str], references: Sequence[str | Sequence
 def _rouge(kind: str, predictions: Sequence[str], references: Sequence[str | Sequence[str]]) -> float:
     scorer = _library("rouge_score.rouge_scorer", kind).RougeScorer([kind], use_stemmer=False)
     best = [
-        max(scorer.score(reference, prediction)[kind].fmeasure for reference in _each(wanted))
-        for prediction, wanted in zip(predictions, references, strict=True)
+        max(scorer.score(reference, prediction)[kind].fmeasure for reference in _as_list(accepted))
+        for prediction, accepted in zip(predictions, references, strict=True)
     ]
     return 100.0 * sum(best) / len(best)
 
 
 def _corpus(kind: str, predictions: Sequence[str], references: Sequence[str | Sequence[str]]) -> float:
     sacrebleu = _library("sacrebleu", kind)
-    reference_lists = [_each(wanted) for wanted in references]
+    reference_lists = [_as_list(accepted) for accepted in references]
     # sacrebleu takes references by number: the first of all texts first, None for a text with fewer
     columns = [
-        [wanted[n] if n < len(wanted) else None for wanted in reference_lists]
+        [accepted[n] if n < len(accepted) else None for accepted in reference_lists]
         for n in range(max(map(len, reference_lists)))
     ]
     of_corpus = sacrebleu.corpus_bleu if kind == "bleu" else sacrebleu.corpus_chrf
     return float(of_corpus(list(predictions), columns).score)
 
 
-def _each(wanted: str | Sequence[str]) -> Sequence[str]:
-    return [wanted] if isinstance(wanted, str) else wanted
+def _as_list(accepted: str | Sequence[str]) -> Sequence[str]:
+    return [accepted] if isinstance(accepted, str) else accepted
 
 
 def _library(module: str, metric: str) -> Any:

@@ -25,7 +25,12 @@ def fraction_or_zero(most: float) -> Any:
 
 
 def at_least(least: float, default: float) -> Any:
-    """Return a numeric option with a lower bound."""
+    """Return a numeric option with a lower bound.
+
+    Args:
+        least: the bound.
+        default: the default.
+    """
     return field(default=default, metadata={"fits": lambda v: v >= least, "what": f"at least {least}"})
 
 
@@ -37,7 +42,12 @@ def zero_or_above(least: float) -> Any:
 
 
 def choice(default: str, *others: str) -> Any:
-    """Return an option that is one of a few strings."""
+    """Return an option that is one of a few strings.
+
+    Args:
+        default: the default.
+        *others: the other strings.
+    """
     words = (default, *others)
     description = "one of " + ", ".join(words)
     return field(default=default, metadata={"fits": lambda v: v in words, "what": description})
@@ -57,7 +67,12 @@ def weights_of_labels() -> Any:
 
 
 def check(name: str, objective: Any) -> None:
-    """Raise WorkloadError for the first field of `objective` that has a wrong type or is out of range."""
+    """Raise WorkloadError for the first field of `objective` that has a wrong type or is out of range.
+
+    Args:
+        name: name of the objective, for the message.
+        objective: the dataclass.
+    """
     for option in fields(objective):
         value = getattr(objective, option.name)
         kind = type(option.default)

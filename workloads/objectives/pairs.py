@@ -24,7 +24,12 @@ NEIGHBOURS = 10_000
 
 
 def sentence_starts(objective: SampledObjective, text: np.ndarray) -> np.ndarray:
-    """Return where sentences begin in a stretch of one document, int64; the first is 0."""
+    """Return where sentences begin in a stretch of one document, int64; the first is 0.
+
+    Args:
+        objective: has the table of tokens that end a sentence.
+        text: int64 [tokens].
+    """
     return sentences(text, objective.vocabulary.eos, objective.table("sentence_end"))[0]
 
 
@@ -35,6 +40,11 @@ def two_segments(
 
     Under rule 1 it reads its window's longest stretch of one document. A single sentence is cut anywhere. Text of
     fewer than two tokens is not cut.
+
+    Args:
+        objective: has the table of tokens that end a sentence.
+        window: int64 [window or fewer].
+        rng: the random numbers of the sample.
     """
     text = longest_document(window, objective.vocabulary.eos)
     if len(text) < 2:
@@ -47,10 +57,17 @@ def two_segments(
 def framed_pair(
     objective: SampledObjective, first: np.ndarray, second: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return <cls> first <sep> second <sep> and padding: tokens, token_types (0 and 1), padding, each [length]."""
+    """Return <cls> first <sep> second <sep> and padding: tokens, token_types (0 and 1), padding, each [length].
+
+    Args:
+        objective: has the special tokens.
+        first: int64, the first segment.
+        second: int64, the second segment; it may be empty.
+    """
     length = objective.sequence_length
     sep = [objective.token("sep")]
     tokens = np.concatenate(([objective.token("cls")], first, sep, second, sep))
+    # <cls> and the first <sep> belong to the first segment, the last <sep> to the second (BERT, figure 2).
     types = np.repeat([0, 1], [len(first) + 2, len(second) + 1])
     return (
         padded(tokens, length, objective.token("pad")),
@@ -104,6 +121,8 @@ class NextSentence(SampledObjective):
         every = read.companions(sample)
         if len(siblings) == len(every):  # the section has a single document
             return np.empty(0, dtype=np.int64)
+        # One draw among the samples of other documents: numbers from this document's first sample on are shifted past
+        # it.
         number = int(rng.integers(len(every) - len(siblings)))
         before = every.index(siblings.start)
         text = self.read_window(read, every[number if number < before else number + len(siblings)])

@@ -58,6 +58,7 @@ class PermutedLM(SampledObjective):
         used = size + len(targets)
         attention = np.eye(length, dtype=bool)
         attention[:size, :size] |= order_index[None, :] <= order_index[:, None]
+        # Strictly below: a query must not see the token that it predicts, which the content stream does.
         attention[size:used, :size] = order_index[None, :] < order_index[targets][:, None]
         tokens = np.concatenate((text, np.full(len(targets), self.token("mask"))))
         labels = np.concatenate((np.full(size, IGNORE), text[targets]))

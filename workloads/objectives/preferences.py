@@ -38,8 +38,13 @@ DIVERGENCE = "divergence"
 """The sum whose mean over the global batch, at least 0, is the baseline."""
 
 
-def kept(words: np.ndarray, objective: Objective) -> np.ndarray:
-    """Return what fits half a row of an answer with its prompt. `truncate` says which end is cut."""
+def truncated(words: np.ndarray, objective: Objective) -> np.ndarray:
+    """Return what fits half a row of an answer with its prompt. `truncate` says which end is cut.
+
+    Args:
+        words: a prompt with its answer, as prepared data has them.
+        objective: says how long half a row is, and which end is cut.
+    """
     half = objective.window(objective.sequence_length)  # type: ignore[attr-defined]
     if objective.truncate == "start":  # type: ignore[attr-defined]
         words = from_end(words, half, objective.vocabulary.before)  # type: ignore[attr-defined]
@@ -59,16 +64,24 @@ def comparable(answers: list[np.ndarray]) -> bool:
 def two_answers(
     objective: SampledObjective, answers: list[np.ndarray], compared: bool
 ) -> dict[str, np.ndarray]:
-    """Return a row of two cut answers, see this module."""
+    """Return a row of two cut answers, see this module.
+
+    Args:
+        objective: has the length of a row.
+        answers: the two cut answers, each after its prompt.
+        compared: whether the sample is trained on.
+    """
     half = objective.sequence_length // 2
     tokens = []
     labels = []
     parts = []
     for number, words in enumerate(answers):
         ids = words & ~MARK
+        # A label stands at the token before the one it names: position i predicts token i + 1.
         follows = np.append((words[1:] & MARK) > 0, False)
         tokens.append(padded(ids, half, objective.vocabulary.padding))
         labels.append(padded(np.where(follows, np.roll(ids, -1), IGNORE), half, IGNORE))
+        # Segments 0 and 2 are the answers, 1 and 3 their padding, so that no attention crosses from one to another.
         parts.append(2 * number + (np.arange(half) >= len(ids)))
     part = np.concatenate(parts)
     targets = np.concatenate(labels)
@@ -86,6 +99,11 @@ def two_answers(
 def log_probabilities(logits: Tensor, labels: Tensor, of_tokens: Callable[[Tensor, Tensor], Loss]) -> Tensor:
     """Return the summed log-probabilities of both answers of each row, fp32 [B, 2]. `of_tokens` is as in
     `Workload.criterion`.
+
+    Args:
+        logits: [B, L, vocabulary].
+        labels: int64 [B, L].
+        of_tokens: the loss of tokens.
     """
     rows = [
         [
@@ -100,7 +118,14 @@ def log_probabilities(logits: Tensor, labels: Tensor, of_tokens: Callable[[Tenso
 def preference_loss(
     objective: Objective, output: Any, batch: Batch, of_tokens: Callable[[Tensor, Tensor], Loss]
 ) -> Loss | None:
-    """Return the loss of an `Output` for an objective that compares answers; None for another objective."""
+    """Return the loss of an `Output` for an objective that compares answers; None for another objective.
+
+    Args:
+        objective: the objective.
+        output: what the model returned.
+        batch: the rows' entries, see this module.
+        of_tokens: the loss of tokens.
+    """
     if not isinstance(objective, Dpo | Ipo | Orpo | Kto | Reward):
         return None
     if isinstance(objective, Reward):
@@ -114,10 +139,13 @@ def preference_loss(
 
 
 def judged(each: Tensor, rewards: Tensor, batch: Batch, log_p: Tensor | None = None) -> Loss:
-    """Return the loss of pairs.
+    """Return the loss of pairs, with the metrics of their rewards.
 
-    `each` [B] is the loss of each pair, `rewards` [B, 2] are the rewards of its answers, `log_p` [B, 2] their
-    log-probabilities.
+    Args:
+        each: the loss of each pair, [B].
+        rewards: of both answers, [B, 2].
+        batch: has `compared`.
+        log_p: log-probabilities of both answers, [B, 2]; None for a reward model.
     """
     compared = batch["compared"]
     count = compared.sum().float()
@@ -134,7 +162,7 @@ def judged(each: Tensor, rewards: Tensor, batch: Batch, log_p: Tensor | None = N
 
 
 def _pair(objective: SampledObjective, record: np.ndarray) -> list[np.ndarray]:
-    return [kept(words, objective) for words in unpack(record)]
+    return [truncated(words, objective) for words in unpack(record)]
 
 
 def _sample_pair(self: SampledObjective, read: Read, sample: int, rng: np.random.Generator) -> Sample:
@@ -185,7 +213,12 @@ class Dpo(SampledObjective):
             )
 
     def compare(self, log_p: Tensor, batch: Batch) -> Loss:
-        """Return the loss for log-probabilities [B, 2]."""
+        """Return the loss for log-probabilities [B, 2].
+
+        Args:
+            log_p: of both answers, summed over tokens.
+            batch: the rows' entries, see this module.
+        """
         # Rewards up to a term of the prompt alone, which cancels in the margin (Rafailov et al., 2023, equation 5).
         rewards = self.beta * (log_p - batch[REFERENCE])
         margin = rewards[:, 0] - rewards[:, 1]
@@ -223,7 +256,12 @@ class Ipo(SampledObjective):
     is_lost = _is_pair_lost
 
     def compare(self, log_p: Tensor, batch: Batch) -> Loss:
-        """Return the loss for log-probabilities [B, 2]."""
+        """Return the loss for log-probabilities [B, 2].
+
+        Args:
+            log_p: of both answers, summed over tokens.
+            batch: the rows' entries, see this module.
+        """
         ratios = log_p - batch[REFERENCE]
         # Per token, unlike the paper's sums, as TRL does: the target 1 / (2 beta) then does not depend on the answers'
         # length.
@@ -253,7 +291,12 @@ class Orpo(SampledObjective):
     is_lost = _is_pair_lost
 
     def compare(self, log_p: Tensor, batch: Batch) -> Loss:
-        """Return the loss for log-probabilities [B, 2]."""
+        """Return the loss for log-probabilities [B, 2].
+
+        Args:
+            log_p: of both answers, summed over tokens.
+            batch: the rows' entries, see this module.
+        """
         mean = log_p / batch["answer_tokens"].clamp(min=1)
         mean = mean.where(batch["compared"][:, None], -1.0)  # samples that are left out may have no token
         # A mean of 0 is probability 1, whose odds are infinite.
@@ -290,7 +333,7 @@ class Kto(SampledObjective):
         words, (label,) = unpack(read(sample))
         prompt = words[: _begin(words)]
         answer, mismatched = self._answer_of_another(read, sample, prompt)
-        answers = [kept(each, self) for each in (words, np.concatenate([prompt, answer]))]
+        answers = [truncated(each, self) for each in (words, np.concatenate([prompt, answer]))]
         row = two_answers(self, answers, all(map(predicted, answers)))
         return {**row, "desirable": np.array(bool(label)), "mismatched": np.array(mismatched)}
 
@@ -318,10 +361,16 @@ class Kto(SampledObjective):
         return len(unpack(record)[0]) > self.sequence_length // 2
 
     def is_lost(self, record: np.ndarray) -> bool:
-        return not predicted(kept(unpack(record)[0], self))
+        return not predicted(truncated(unpack(record)[0], self))
 
     def compare(self, log_p: Tensor, batch: Batch) -> Loss:
-        """Return the loss for log-probabilities [B, 2]."""
+        """Return the loss for log-probabilities [B, 2].
+
+        Args:
+            log_p: of the answer and of the mismatched one, summed over tokens.
+            batch: the rows' entries, see this module.
+        """
+        # [B] each: the log-ratio of the answer, and that of the mismatched one, whose mean estimates the divergence.
         ratio, apart = (log_p - batch[REFERENCE]).unbind(1)
         good = batch["desirable"]
         compared = batch["compared"]
@@ -377,7 +426,12 @@ class Reward(SampledObjective):
         return {**{name: value for name, value in row.items() if name != "labels"}, ANSWER_ENDS: answer_ends}
 
     def compare(self, rewards: Tensor, batch: Batch) -> Loss:
-        """Return the loss for rewards [B, 2]."""
+        """Return the loss for rewards [B, 2].
+
+        Args:
+            rewards: of both answers.
+            batch: the rows' entries, see this module.
+        """
         rewards = rewards.float()
         each = -F.logsigmoid(rewards[:, 0] - rewards[:, 1]) + self.center * rewards.sum(1).square()
         return judged(each, rewards, batch)

@@ -125,7 +125,13 @@ class Grpo(SampledObjective):
         return 1.0 - self.epsilon, 1.0 + (self.epsilon_high or self.epsilon)
 
     def surrogate(self, log_p: Tensor, ratio: Tensor, advantage: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the loss of each token without the divergence, and whether it was clipped; all are [B, L]."""
+        """Return the loss of each token without the divergence, and whether it was clipped; all are [B, L].
+
+        Args:
+            log_p: log-probabilities of the labels.
+            ratio: of each token's probability to what it was, or of its answer's under "sequence".
+            advantage: of each token's answer.
+        """
         low, high = self._bounds
         # Only where the clipped branch is the minimum: a clip in the other direction changes neither loss nor
         # gradient.
@@ -158,7 +164,13 @@ class Reinforce(SampledObjective):
     sample = _sample_prompt
 
     def surrogate(self, log_p: Tensor, ratio: Tensor, advantage: Tensor) -> tuple[Tensor, Tensor]:
-        """See `Grpo.surrogate`. Nothing is clipped."""
+        """See `Grpo.surrogate`. Nothing is clipped.
+
+        Args:
+            log_p: log-probabilities of the labels.
+            ratio: not read.
+            advantage: of each token's answer.
+        """
         return -log_p * advantage, torch.zeros_like(log_p, dtype=torch.bool)
 
 
@@ -166,7 +178,13 @@ Rewarded: TypeAlias = Grpo | Reinforce
 
 
 def kept_prompt(objective: Rewarded, tokens: np.ndarray, room: int) -> np.ndarray:
-    """Return the last `room` tokens of a longer prompt, which still begins with what a text begins with."""
+    """Return the last `room` tokens of a longer prompt, which still begins with what a text begins with.
+
+    Args:
+        objective: has the tokens with which a text begins.
+        tokens: the prompt, int64 [tokens].
+        room: number of tokens to keep.
+    """
     return from_end(tokens, room, objective.vocabulary.before)
 
 
@@ -193,6 +211,7 @@ def loss_of(
         divergence = _divergence(objective.kl, batch[REFERENCE_TOKENS] - log_p)
         sums["kl"] = (divergence.detach().where(predicted, 0.0).sum(), tokens)
         each = each + objective.beta * (
+            # Under "sequence" this is the ratio of the whole answer, since no other is computed.
             divergence * ratio if objective.use_bias_correction_kl else divergence
         )
     if DRAWN in batch:
@@ -216,6 +235,7 @@ def _log_ratio(
     if isinstance(objective, Reinforce) or objective.importance_sampling_level == "token":
         return of_tokens
     tokens = row_sum(predicted.float()).clamp(min=1.0)
+    # [B] to [B, L]: exp of this mean is the geometric mean of the tokens' ratios (GSPO, equation 7).
     return (row_sum(of_tokens) / tokens).unsqueeze(-1).expand_as(of_tokens)
 
 
@@ -232,6 +252,11 @@ def token_log_probabilities(output: Any, batch: Batch, of_tokens: Callable[[Tens
     """Return the log-probabilities of the labels, fp32 [B, L]; 0 where none is predicted.
 
     `of_tokens` is as in `Workload.criterion`. Logits are divided by the temperature of the rollouts.
+
+    Args:
+        output: what the model returned; its logits are [B, L, vocabulary].
+        batch: has `labels`, and `temperature` if it is not 1.
+        of_tokens: the loss of tokens.
     """
     logits = tempered(output.logits, batch)
     each = of_tokens(logits, batch["labels"]).each_token
@@ -239,7 +264,12 @@ def token_log_probabilities(output: Any, batch: Batch, of_tokens: Callable[[Tens
 
 
 def log_probabilities(logits: Tensor, labels: Tensor) -> Tensor:
-    """Return the log-probabilities of labels, fp32 [B, L], from logits [B, L, vocabulary] at the temperature."""
+    """Return the log-probabilities of labels, fp32 [B, L], from logits [B, L, vocabulary] at the temperature.
+
+    Args:
+        logits: [B, L, vocabulary].
+        labels: int64 [B, L].
+    """
     each = F.cross_entropy(logits.flatten(0, -2).float(), labels.flatten(), reduction="none")
     return -each.view_as(labels)
 
@@ -249,6 +279,10 @@ def tempered(logits: Tensor, batch: Batch) -> Tensor:
 
     Answers were drawn from the tempered distribution; the ratio of untempered probabilities would not be 1 before the
     first update.
+
+    Args:
+        logits: [B, L, vocabulary].
+        batch: has `temperature`, fp32 [B], if it is not 1.
     """
     return logits / batch[TEMPERATURE].view(-1, 1, 1) if TEMPERATURE in batch else logits
 
@@ -260,7 +294,15 @@ def rewarded_loss(
     of_tokens: Callable[[Tensor, Tensor], Loss],
     row_sum: RowSum = sum_of_row,
 ) -> Loss | None:
-    """Return the loss of an `Output` for an objective over rewards; None for another objective."""
+    """Return the loss of an `Output` for an objective over rewards; None for another objective.
+
+    Args:
+        objective: the objective.
+        output: what the model returned.
+        batch: the rows' entries, see this module.
+        of_tokens: the loss of tokens.
+        row_sum: sums over the tokens of whole rows.
+    """
     if not isinstance(objective, Rewarded):
         return None
     log_p = token_log_probabilities(output, batch, of_tokens)
@@ -273,6 +315,13 @@ def rewarded_loss(
 def answer_loss(
     objective: Objective, output: Any, batch: Batch, of_tokens: Callable[[Tensor, Tensor], Loss]
 ) -> Loss | None:
-    """Return the loss of an `Output` for an objective over answers, given or generated; None for another objective."""
+    """Return the loss of an `Output` for an objective over answers, given or generated; None for another objective.
+
+    Args:
+        objective: the objective.
+        output: what the model returned.
+        batch: the rows' entries.
+        of_tokens: the loss of tokens.
+    """
     compared = preference_loss(objective, output, batch, of_tokens)
     return rewarded_loss(objective, output, batch, of_tokens) if compared is None else compared

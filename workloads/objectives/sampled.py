@@ -38,7 +38,14 @@ Sample = Mapping[str, ArrayLike]
 
 
 def generator(seed: int, sample: int, turn: int, name: str) -> np.random.Generator:
-    """Return the random numbers of one sample: the same on every machine, rank and batch size."""
+    """Return the random numbers of one sample: the same on every machine, rank and batch size.
+
+    Args:
+        seed: of the run.
+        sample: id of the sample.
+        turn: how often the sample was read before.
+        name: of the objective.
+    """
     digest = blake2b(f"{seed}/{sample}/{turn}/{name}".encode(), digest_size=16).digest()
     return np.random.Generator(np.random.Philox(key=np.frombuffer(digest, dtype="<u8")))
 
@@ -112,6 +119,11 @@ class SampledObjective(ABC):
     def sample(self, read: Read, sample: int, rng: np.random.Generator) -> Sample:
         """Return the arrays of one sample, without the batch dimension. Keys and shapes are the same for every
         sample.
+
+        Args:
+            read: returns the raw tokens of a sample.
+            sample: id of the sample.
+            rng: the random numbers of this sample and turn.
         """
 
     @property
@@ -123,7 +135,17 @@ class SampledObjective(ABC):
         return Windowing(self.unit, window, window - self.overlap, self.least_documents, self.partial)
 
     def collate(self, read: Read, ids: Sequence[int], turn: int) -> Batch:
-        """Return a batch of the samples `ids`, stacked, each independent of the others."""
+        """Return a batch of the samples `ids`, stacked, each independent of the others.
+
+        Args:
+            read: returns the raw tokens of a sample.
+            ids: of the samples, in the order of the batch.
+            turn: how often the samples were read before.
+
+        Returns:
+            Arrays by name, [B, ...] each.
+        """
+        # A static mask is that of the first turn in every turn.
         drawn = 0 if self.static else turn
         samples = [self.sample(read, int(i), generator(self.seed, int(i), drawn, self.name)) for i in ids]
         return {key: torch.from_numpy(np.stack([s[key] for s in samples])) for key in samples[0]}
@@ -148,7 +170,12 @@ class SampledObjective(ABC):
         return False
 
     def read_window(self, read: Read, sample: int) -> np.ndarray:
-        """Return the raw tokens of a sample, int64 [window or fewer]. Raises WorkloadError if they do not fit."""
+        """Return the raw tokens of a sample, int64 [window or fewer]. Raises WorkloadError if they do not fit.
+
+        Args:
+            read: returns the raw tokens of a sample.
+            sample: id of the sample.
+        """
         tokens = np.asarray(read(sample), dtype=np.int64)
         requirement = self.windowing
         expected = requirement.window

@@ -14,6 +14,13 @@ def source_and_target(
     """Return tokens [lengths[0]] and decoder_tokens, labels [lengths[1]] with their padding, all padded at the end.
 
     The decoder reads `start` and the target without its last token. Its labels are the target.
+
+    Args:
+        source: int64 [lengths[0] or fewer].
+        target: int64 [lengths[1] or fewer].
+        lengths: of the encoder's and of the decoder's row.
+        start: first token of the decoder.
+        pad: the padding token.
     """
     encoder, decoder = lengths
     shifted = np.concatenate(([start], target[:-1]))[: len(target)]

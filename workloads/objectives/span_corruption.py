@@ -74,6 +74,7 @@ class SpanCorruption(SampledObjective):
             hidden = scatter(lengths, len(tokens), rng) & self.is_text(tokens)
         begins = run_starts(hidden)
         sentinels = np.array(self.vocabulary.sentinels)
+        # The number of the span at each token, which chooses its sentinel.
         number = np.cumsum(begins) - 1
         hidden &= number < len(sentinels)
         begins &= hidden

@@ -22,7 +22,12 @@ def run_starts(inside: np.ndarray) -> np.ndarray:
 
 
 def pieces(inside: np.ndarray, begins: np.ndarray) -> Stretches:
-    """Return the runs of `inside`, cut again where `begins` is True; both bool [length]."""
+    """Return the runs of `inside`, cut again where `begins` is True; both bool [length].
+
+    Args:
+        inside: bool [length].
+        begins: bool [length].
+    """
     cuts = (inside & begins) | run_starts(inside)
     starts = np.flatnonzero(cuts)
     edges = np.append(np.flatnonzero(cuts | ~inside), len(inside))
@@ -30,23 +35,45 @@ def pieces(inside: np.ndarray, begins: np.ndarray) -> Stretches:
 
 
 def words(tokens: np.ndarray, text: np.ndarray, word_start: np.ndarray) -> Stretches:
-    """Return whole words: text tokens from the beginning of a word to the next. No word contains a special token."""
+    """Return whole words: text tokens from the beginning of a word to the next. No word contains a special token.
+
+    Args:
+        tokens: int64 [length].
+        text: bool [length], False at special tokens.
+        word_start: bool [vocabulary].
+    """
     return pieces(text, word_start[tokens])
 
 
 def documents(tokens: np.ndarray, eos: int) -> Stretches:
-    """Return the tokens between document ends, without the ends. Empty documents are left out."""
+    """Return the tokens between document ends, without the ends. Empty documents are left out.
+
+    Args:
+        tokens: int64 [length].
+        eos: id of the token that ends a document.
+    """
     return runs(tokens != eos)
 
 
 def sentences(tokens: np.ndarray, eos: int, sentence_end: np.ndarray) -> Stretches:
-    """Return sentences with their closing token. A document's end closes a sentence and belongs to none."""
+    """Return sentences with their closing token. A document's end closes a sentence and belongs to none.
+
+    Args:
+        tokens: int64 [length].
+        eos: id of the token that ends a document.
+        sentence_end: bool [vocabulary].
+    """
     after = np.concatenate(([True], sentence_end[tokens[:-1]]))
     return pieces(tokens != eos, after)
 
 
 def longest_document(tokens: np.ndarray, eos: int) -> np.ndarray:
-    """Return the longest stretch of the window within one document, int64 [at most length]."""
+    """Return the longest stretch of the window within one document, int64 [at most length].
+
+    Args:
+        tokens: int64 [length].
+        eos: id of the token that ends a document.
+    """
     starts, stops = documents(tokens, eos)
     if len(starts) == 0:
         return tokens[:0]
@@ -55,13 +82,25 @@ def longest_document(tokens: np.ndarray, eos: int) -> np.ndarray:
 
 
 def composition(total: int, parts: int, rng: np.random.Generator) -> np.ndarray:
-    """Return `parts` lengths of at least 1 that sum to `total`, all ways equally likely; int64 [parts]."""
+    """Return `parts` lengths of at least 1 that sum to `total`, all ways equally likely; int64 [parts].
+
+    Args:
+        total: sum of the lengths.
+        parts: number of lengths.
+        rng: the random numbers of the sample.
+    """
+    # Stars and bars: parts - 1 distinct cuts between `total` tokens, each set of cuts equally likely.
     cuts = np.sort(rng.choice(total - 1, size=parts - 1, replace=False)) + 1
     return np.diff(cuts, prepend=0, append=total)
 
 
 def lengths_until(budget: int, drawn: np.ndarray) -> np.ndarray:
-    """Return the first of the `drawn` lengths that sum to `budget`, the last one shortened to meet it."""
+    """Return the first of the `drawn` lengths that sum to `budget`, the last one shortened to meet it.
+
+    Args:
+        budget: the sum to reach.
+        drawn: more lengths than needed, int64 [n].
+    """
     if budget <= 0:
         return drawn[:0]
     reached = np.cumsum(drawn)
@@ -78,11 +117,19 @@ def scatter(lengths: np.ndarray, size: int, rng: np.random.Generator, gap: int =
 
     At least `gap` positions stay free between two spans; all such placements are equally likely. Spans at the end of
     `lengths` that do not fit are left out.
+
+    Args:
+        lengths: of the spans, int64 [spans].
+        size: number of positions.
+        rng: the random numbers of the sample.
+        gap: free positions between two spans.
     """
     needed = np.cumsum(lengths + gap) - gap
     lengths = lengths[needed <= size]
     count = len(lengths)
     free = size - int(lengths.sum()) - gap * max(count - 1, 0)
+    # The free positions and the spans form a row of free + count items, of which `count` are spans: every choice is one
+    # placement. Each slot then moves right by what the spans before it and their gaps take beyond one item each.
     slots = np.sort(rng.choice(free + count, size=count, replace=False))
     before = np.concatenate(([0], np.cumsum(lengths)))[:count].astype(np.int64)
     starts = slots + before + (gap - 1) * np.arange(count)
@@ -99,25 +146,32 @@ def scatter_within(
 
     A stretch is drawn for each span, the longest first, in proportion to its remaining room. Within a stretch, all
     placements are equally likely. Length that fits no stretch is added to the other spans as far as possible.
+
+    Args:
+        stretches: first position of each stretch and the one after its last.
+        lengths: of the spans, int64 [spans].
+        size: number of positions.
+        rng: the random numbers of the sample.
     """
     starts, stops = stretches
     room = stops - starts + 1  # a span takes its length and a gap
-    held: list[list[int]] = [[] for _ in starts]
+    lengths_by_stretch: list[list[int]] = [[] for _ in starts]
     left = 0
     for length in np.sort(lengths)[::-1]:
         fitting = np.where(room > length, room, 0)
         if not fitting.any():
+            # No stretch has room for the whole span: it is shortened to the largest room.
             fitting = np.where(room > 1, room == room.max(initial=0), 0)
         if not fitting.any():
             left += int(length)
             continue
         index = int(rng.choice(len(room), p=fitting / fitting.sum()))
-        taken = min(int(length), int(room[index]) - 1)
-        held[index].append(taken)
-        room[index] -= taken + 1
-        left += int(length) - taken
+        placed = min(int(length), int(room[index]) - 1)
+        lengths_by_stretch[index].append(placed)
+        room[index] -= placed + 1
+        left += int(length) - placed
     inside = np.zeros(size, dtype=bool)
-    for start, stop, free, spans in zip(starts, stops, room, held, strict=True):
+    for start, stop, free, spans in zip(starts, stops, room, lengths_by_stretch, strict=True):
         if spans:
             spans[0] += (more := min(left, int(free)))
             left -= more
@@ -126,7 +180,13 @@ def scatter_within(
 
 
 def padded(values: np.ndarray, length: int, fill: int) -> np.ndarray:
-    """Return `values` followed by `fill` up to `length`; int64 [length]."""
+    """Return `values` followed by `fill` up to `length`; int64 [length].
+
+    Args:
+        values: int64 [length or fewer].
+        length: of the result.
+        fill: the padding.
+    """
     result = np.full(length, fill, dtype=np.int64)
     result[: len(values)] = values
     return result

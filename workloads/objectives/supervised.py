@@ -43,7 +43,13 @@ def frame_of(objective: SampledObjective) -> Frame:
 
 
 def shortened(first: np.ndarray, second: np.ndarray, room: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return two texts with at most `room` tokens together. The longer one is cut first, at its end."""
+    """Return two texts with at most `room` tokens together. The longer one is cut first, at its end.
+
+    Args:
+        first: int64 [tokens].
+        second: int64 [tokens].
+        room: tokens of both together.
+    """
     return _shortened(first, second, room, len(first) > len(second))
 
 
@@ -74,11 +80,19 @@ def framed(
     *,
     cut: Cut | None = None,
 ) -> tuple[dict[str, np.ndarray], int]:
-    """Return tokens, padding and token_types, each [length], and where the second text begins."""
+    """Return tokens, padding and token_types, each [length], and where the second text begins.
+
+    Args:
+        objective: has the special tokens and the length.
+        first: token ids.
+        second: token ids; None for a single text.
+        cut: shortens a pair; None to cut the longer text first.
+    """
     frame = frame_of(objective)
     length = objective.sequence_length
     before, *between, after = frame.single if second is None else frame.pair
     middle = between[0] if between else ()
+    # Special tokens are never cut: the texts share what is left.
     room = max(length - len(before) - len(middle) - len(after), 0)
     cut = cut or (shortened if objective.rule > 5 else _shortened_before_6)
     first, second = (first[:room], first[:0]) if second is None else cut(first, second, room)
@@ -96,7 +110,12 @@ def framed(
 
 
 def is_longer(objective: SampledObjective, texts: Sequence[np.ndarray]) -> bool:
-    """Return whether texts with their special tokens are longer than a sample."""
+    """Return whether texts with their special tokens are longer than a sample.
+
+    Args:
+        objective: has the special tokens and the length.
+        texts: one or two.
+    """
     frame = frame_of(objective)
     return (
         sum(map(len, (*texts, *(frame.pair if len(texts) > 1 else frame.single)))) > objective.sequence_length
@@ -168,6 +187,7 @@ def balanced(objective: Any, records: Sequence[np.ndarray] | Any) -> Any:
             f"{objective.name}: class_weights {BALANCED} needs every label, and no record is {missing!r}"
         )
     if objective.name == MULTI_LABEL:
+        # At least 1 / count: a label that every text has would otherwise weigh 0 and never be learnt.
         weights = np.maximum(samples - counts, 1) / counts
     else:
         weights = samples / (len(counts) * counts)
@@ -241,6 +261,7 @@ class MultiLabelClassification(WeightedLabels, SampledObjective):
         batch = {**framed(self, *texts_of(record))[0], "sequence_labels": labels}
         if self.weights is None:
             return batch
+        # `pos_weight`: only positive labels are weighed, so negatives keep their scale.
         return {**batch, LABEL_WEIGHTS: np.where(labels > 0, self.weights, 1.0).astype(np.float32)}
 
 
@@ -287,9 +308,12 @@ class TokenClassification(WeightedLabels, SampledObjective):
         text, labels = unpack(read(sample))
         batch, _ = framed(self, text)
         before, after = frame_of(self).single
-        kept = labels[: self.sequence_length - len(before) - len(after)] - 1
+        # 0 in records is a token that is not the first of its word.
+        word_labels = labels[: self.sequence_length - len(before) - len(after)] - 1
         token_labels = np.full(self.sequence_length, IGNORE, dtype=np.int64)
-        token_labels[len(before) : len(before) + len(kept)] = np.where(kept < 0, IGNORE, kept)
+        token_labels[len(before) : len(before) + len(word_labels)] = np.where(
+            word_labels < 0, IGNORE, word_labels
+        )
         weighed = {} if self.weights is None else {LABEL_WEIGHTS: self.weights[np.maximum(token_labels, 0)]}
         return {**batch, "labels": token_labels, **weighed}
 
@@ -323,6 +347,8 @@ class SpanExtraction(SampledObjective):
         batch, at = framed(self, question, context, cut=_context_first)
         if start == 0:
             return {**batch, "labels": np.zeros(2, dtype=np.int64)}
+        # `start` and `end` count from 1 in records, because 0 means no answer; `at` is where the context begins in the
+        # row.
         bounds = np.array([at + start - 1, at + end - 1], dtype=np.int64)
         lost = self.is_lost(read(sample))
         return {**batch, "labels": np.full(2, IGNORE, dtype=np.int64) if lost else bounds}

@@ -42,6 +42,7 @@ class TranslationLM(SampledObjective):
         if self.rule > 1 and self.vocabulary.eos == self.vocabulary.sep:
             closing = separators & (np.cumsum(separators) % 2 == 0)
             separators = separators & ~closing
+        # int64 [length]: number of the pair that a token belongs to.
         document = np.cumsum(closing) - closing + ~real  # padding is a separate document
         paired = (np.bincount(document, weights=separators) == 1)[document]
         before = np.cumsum(separators) - separators

@@ -19,7 +19,13 @@ MODES, SHARES = ("bidirectional", "seq2seq", "left_to_right", "right_to_left"), 
 
 
 def attention_of(mode: str, types: np.ndarray, real: np.ndarray) -> np.ndarray:
-    """Return which token attends to which, bool [length, length]. Padding attends only to itself."""
+    """Return which token attends to which, bool [length, length]. Padding attends only to itself.
+
+    Args:
+        mode: one of MODES.
+        types: 0 in the source, 1 in the target, int64 [length].
+        real: bool [length].
+    """
     row = np.arange(len(types))[:, None]
     column = np.arange(len(types))[None, :]
     source = (types == 0)[None, :]

@@ -7,7 +7,7 @@ import itertools
 from typing import Any
 
 from orchestrator.config.errors import InputError
-from orchestrator.train.rollouts.kept import kept_steps, read_kept
+from orchestrator.train.rollouts.stored_rollouts import kept_steps, read_kept
 
 STEPS_SHOWN = 4
 """Steps: the first that is kept, the last and some between."""

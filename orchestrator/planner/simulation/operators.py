@@ -133,7 +133,12 @@ class Times:
         return replace(self, forward=2.0 * self.forward, sent_forward=2.0 * self.sent_forward)
 
     def with_forward(self, other: Times, times: float = 1.0) -> Times:
-        """Return these times with the forward passes of another model, a teacher, `times` as often."""
+        """Return these times with the forward passes of another model, a teacher, `times` as often.
+
+        Args:
+            other: the other model's times.
+            times: how often its forward pass runs.
+        """
         return replace(
             self,
             forward=self.forward + times * other.forward,
@@ -145,7 +150,12 @@ class Times:
         return Times(self.compute, sent_forward=self.sent_forward, sent_backward=self.sent_backward)
 
     def mixed(self, other: Times, share: float) -> Times:
-        """Return share x self + (1 - share) x other."""
+        """Return share x self + (1 - share) x other.
+
+        Args:
+            other: the times of the other kind of layer.
+            share: of these times.
+        """
         own_times = vars(self)
         other_times = vars(other)
         return Times(
@@ -270,7 +280,15 @@ def _teacher_program(program: Program) -> Program:
 
 
 def operations(shape: ModelShape, machine: Machine, program: Program, tp: int, ep: int) -> float:
-    """Return the operations that a layer launches forward; on a GPU including the time to start its messages."""
+    """Return the operations that a layer launches forward; on a GPU including the time to start its messages.
+
+    Args:
+        shape: the sizes of the model.
+        machine: the worker.
+        program: dtypes and compilation.
+        tp: tensor-parallel ranks.
+        ep: expert-parallel ranks.
+    """
     eager = EAGER_GATED if shape.gated else EAGER_OPERATIONS
     share = shape.expert_layers / shape.layers if shape.layers else 0.0
     launches = (OPERATIONS if program.compiled else eager) + share * EXPERT_OPERATIONS
@@ -290,6 +308,12 @@ def ends(shape: ModelShape, machine: Machine, program: Program, part: tuple[int,
     """Return the times of embedding and head for one micro-batch on one rank; `part` as in `layer`.
 
     The head is a product [tokens, hidden] x [hidden, vocabulary / tp] and the loss of its logits.
+
+    Args:
+        shape: the sizes of the model.
+        machine: the worker.
+        program: dtypes and compilation.
+        part: as in `layer`.
     """
     sequences, tp, cp, _, _ = part
     tokens = sequences * shape.sequence_length / cp
@@ -305,7 +329,8 @@ def ends(shape: ModelShape, machine: Machine, program: Program, part: tuple[int,
         2.0 * embedding_seconds,
         sent_forward=group.all_reduce(tokens * shape.hidden * width),
     )
-    rows, inner = shape.head_share * tokens, shape.embedding or shape.hidden
+    rows = shape.head_share * tokens
+    inner = shape.embedding or shape.hidden
     head = Times()
     if rows:
         logits = machine.elements(rows * columns * LOGIT_BYTES)
@@ -320,7 +345,8 @@ def ends(shape: ModelShape, machine: Machine, program: Program, part: tuple[int,
             backward_sum += machine.collective_delay(inputs + weights)
         head = Times(forward, inputs, weights, sent_forward=sums, sent_backward=backward_sum)
     if program.reference:
-        embedding, head = embedding.with_reference(), head.with_reference()
+        embedding = embedding.with_reference()
+        head = head.with_reference()
     head = head.all_forward() if shape.chunked_head else head
     teacher = shape.running_teacher
     if teacher is None:
@@ -400,7 +426,12 @@ def _score_flops(shape: ModelShape) -> float:
 
 
 def with_length(shape: ModelShape, length: int) -> ModelShape:
-    """Return the shape with other lengths of sequences."""
+    """Return the shape with other lengths of sequences.
+
+    Args:
+        shape: the sizes of the model.
+        length: tokens of a sequence.
+    """
     resized = replace(shape, sequence_length=length)
     flops = shape.flops_per_token - _score_flops(shape) + _score_flops(resized)
     return replace(resized, flops_per_token=flops)

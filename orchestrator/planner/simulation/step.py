@@ -136,7 +136,7 @@ def _sharing_groups(
 def _exposed_seconds(sent: float, hiding: float, last: float) -> float:
     """Return the seconds that traffic adds to a step: exposed + CONTENTION x hidden.
 
-    exposed = max(sent - behind, last) and hidden = sent - exposed.
+    exposed = max(sent - hiding, last) and hidden = sent - exposed.
 
     Args:
         sent: seconds of traffic.
@@ -166,6 +166,10 @@ def quantile_last_delay(ranks: int, share: float) -> float:
     """Return the delay of the last rank that a `share` of steps stay below, in mean delays of one rank.
 
     It is the quantile -ln(1 - share^(1/n)) of the maximum of n exponential variables.
+
+    Args:
+        ranks: number of ranks.
+        share: of the steps.
     """
     return -math.log1p(-(share ** (1.0 / ranks)))
 
@@ -228,7 +232,14 @@ class StepTime:
 
 
 def step_seconds_quantile(time: StepTime, ranks: int, machine: Machine, share: float) -> float:
-    """Return the seconds that a `share` of the steps of `ranks` ranks stay below, given their mean `time`."""
+    """Return the seconds that a `share` of the steps of `ranks` ranks stay below, given their mean `time`.
+
+    Args:
+        time: the mean step.
+        ranks: number of ranks.
+        machine: one worker.
+        share: of the steps.
+    """
     delay = (time.compute + time.optimizer) * machine.delay / (1.0 + machine.delay)
     return time.seconds + delay * (quantile_last_delay(ranks, share) - mean_last_delay(ranks))
 
@@ -245,6 +256,13 @@ def step_time(
 
     Without a pipeline compute is micro-batches x (layers x layer + embedding + head). A pipeline is simulated; the work
     of its busiest rank counts as compute and communication, and the rest of the time as bubble.
+
+    Args:
+        shape: the sizes of the model.
+        layout: the layout.
+        global_batch: samples of a step.
+        machine: one worker.
+        program: how the engine computes.
     """
     machine = machine.among(layout.world)
     micro_batches = max(layout.accumulation(global_batch), 1)
@@ -282,7 +300,16 @@ def with_update(
     program: Program,
     passes: tuple[float, float, float],
 ) -> StepTime:
-    """Return the step whose `passes` take (compute, communication, bubble) seconds, with all that follows them."""
+    """Return the step whose `passes` take (compute, communication, bubble) seconds, with all that follows them.
+
+    Args:
+        shape: the sizes of the model.
+        layout: the layout.
+        micro_batches: micro-batches of a rank in a step.
+        machine: one worker, among the others of its node.
+        program: how the engine computes.
+        passes: seconds of compute, of communication and of the bubble.
+    """
     compute, sent, bubble = passes
     compute = max(compute, _launch_seconds(shape, layout, micro_batches, machine, program) - sent)
     inner = inner_layer(shape, layout, machine, program)
@@ -343,7 +370,9 @@ def with_update(
 def _collective_delays(
     layout: Layout, micro_batches: int, machine: Machine, inner: Times, compute: float, units: int
 ) -> float:
-    """Return by how many seconds data-parallel traffic is slower because it follows computation (`Machine.behind`).
+    """Return by how many seconds data-parallel traffic is slower because it follows computation.
+
+    See `Machine.collective_delay`.
 
     Under ZeRO 0 and 1 it follows a step's computation, under ZeRO 2 and 3 that of each of `units` layers, `inner`.
     """
@@ -413,16 +442,26 @@ def _launch_seconds(
 
 
 def local_parameters(shape: ModelShape, layout: Layout) -> float:
-    """Return the parameters of a rank before ZeRO, mean over stages: (dense + experts / ep) / (tp x pp)."""
+    """Return the parameters of a rank before ZeRO, mean over stages: (dense + experts / ep) / (tp x pp).
+
+    Args:
+        shape: the sizes of the model.
+        layout: the layout.
+    """
     experts = shape.expert_share * shape.parameters
     return (shape.parameters - experts + experts / layout.ep) / (layout.tp * layout.pp)
 
 
 def zero_shards(shape: ModelShape, layout: Layout, ranks: int) -> float:
-    """Return into how many parts ZeRO divides a rank's parameters, if `ranks` ranks divide the dense ones.
+    """Return into how many parts ZeRO divides a rank's parameters.
 
-    Only ways / ep ranks hold the same experts: parts = 1 / ((1 - e) / ways + e / max(ways / ep, 1)), where e is the
+    Only ranks / ep ranks hold the same experts: parts = 1 / ((1 - e) / ranks + e / max(ranks / ep, 1)), where e is the
     share of the rank's parameters that belongs to experts.
+
+    Args:
+        shape: the sizes of the model.
+        layout: the layout.
+        ranks: ranks that divide the dense parameters.
     """
     experts = _expert_share(shape, layout)
     return 1.0 / ((1.0 - experts) / ranks + experts / max(ranks / layout.ep, 1.0))
@@ -430,6 +469,7 @@ def zero_shards(shape: ModelShape, layout: Layout, ranks: int) -> float:
 
 def _expert_share(shape: ModelShape, layout: Layout) -> float:
     """Return the share of a rank's parameters, before ZeRO, that belongs to experts."""
+    # Expert parallelism leaves a rank 1 / ep of the experts and all dense parameters: e / ep of e / ep + (1 - e).
     experts = shape.expert_share / layout.ep
     return experts / (1.0 - shape.expert_share + experts)
 
@@ -438,6 +478,11 @@ def saved_bytes(shape: ModelShape, layout: Layout, optimizer: str) -> float:
     """Return the bytes that a rank copies for a commit: its share of fp32 weights and optimizer state.
 
     The ranks that hold the same parameters divide them: 4 x (1 + numbers of state) x trained / ways.
+
+    Args:
+        shape: the sizes of the model.
+        layout: the layout.
+        optimizer: its name.
     """
     trained = shape.trained_share * local_parameters(shape, layout)
     shards = zero_shards(shape, layout, layout.dp * layout.cp)
@@ -462,6 +507,14 @@ def pipeline(
     """Simulate a pipeline's step of `micro_batches`. With `keep` its events are kept.
 
     A stage sends tokens x hidden x carried width bytes per micro-batch, divided by tp under sequence parallelism.
+
+    Args:
+        shape: the sizes of the model.
+        layout: the layout.
+        micro_batches: micro-batches of a step.
+        machine: one worker.
+        program: how the engine computes.
+        keep: whether to keep the events.
     """
     machine = machine.among(layout.world)
     stages = layout.stages
@@ -517,7 +570,14 @@ def pipeline(
 
 
 def inner_layer(shape: ModelShape, layout: Layout, machine: Machine, program: Program) -> Times:
-    """Return the times of a rank's mean layer, if only some of its layers are recomputed."""
+    """Return the times of a rank's mean layer, if only some of its layers are recomputed.
+
+    Args:
+        shape: the sizes of the model.
+        layout: the layout.
+        machine: one worker.
+        program: how the engine computes.
+    """
     recomputed = layer(shape, machine, program, layer_part(layout), layout.recompute)
     if not layout.recompute_layers:
         return recomputed
@@ -526,7 +586,12 @@ def inner_layer(shape: ModelShape, layout: Layout, machine: Machine, program: Pr
 
 
 def recomputed_share(shape: ModelShape, layout: Layout) -> float:
-    """Return the share of a rank's layers that the layout recomputes."""
+    """Return the share of a rank's layers that the layout recomputes.
+
+    Args:
+        shape: the sizes of the model.
+        layout: the layout.
+    """
     if not layout.recompute_layers:
         return float(layout.recompute != "none")
     return min(layout.recompute_layers * layout.stages / max(shape.layers, 1), 1.0)
@@ -536,6 +601,12 @@ def busiest(shape: ModelShape, layout: Layout, machine: Machine, program: Progra
     """Return the seconds that the busiest rank computes and sends for a micro-batch.
 
     It is the rank with most layers, or the first with the embedding, or the one with the head.
+
+    Args:
+        shape: the sizes of the model.
+        layout: the layout.
+        machine: one worker.
+        program: how the engine computes.
     """
     inner = inner_layer(shape, layout, machine, program)
     first, head = ends(shape, machine, program, layer_part(layout))
@@ -551,10 +622,18 @@ def busiest(shape: ModelShape, layout: Layout, machine: Machine, program: Progra
 def ends_in_layers(
     shape: ModelShape, layout: Layout, machine: Machine, program: Program
 ) -> tuple[float, float]:
-    """Return the times of embedding and head in layers, rounded to a tenth."""
+    """Return the times of embedding and head in layers, rounded to a tenth.
+
+    Args:
+        shape: the sizes of the model.
+        layout: the layout.
+        machine: one worker.
+        program: how the engine computes.
+    """
     part = layer_part(layout)
     inner = layer(shape, machine, program, part, layout.recompute)
     layer_seconds = (inner.compute + inner.sent) or math.inf
+    # A tenth of a layer moves no cut, and rounding lets more layouts share cached cuts.
     first, head = (
         round((end.compute + end.sent) / layer_seconds, 1) for end in ends(shape, machine, program, part)
     )

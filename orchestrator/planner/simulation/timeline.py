@@ -21,7 +21,14 @@ Order = tuple[tuple[Action, ...], ...]
 
 
 def order(schedule: str, ranks: int, parts: int, chunks: int = 2) -> Order:
-    """Return the actions of every rank for `parts` micro-batches. Interleaved: `chunks` stages per rank."""
+    """Return the actions of every rank for `parts` micro-batches. Interleaved: `chunks` stages per rank.
+
+    Args:
+        schedule: its name.
+        ranks: ranks of the pipeline.
+        parts: micro-batches.
+        chunks: stages per rank of interleaved schedules.
+    """
     if schedule == "gpipe":
         return tuple(_gpipe(rank, parts) for rank in range(ranks))
     if schedule == "1f1b":
@@ -238,7 +245,14 @@ def in_one_sequence(order_of_ranks: Order) -> ActionSequence:
 
 @lru_cache(maxsize=64)
 def action_sequence(schedule: str, ranks: int, parts: int, chunks: int) -> ActionSequence:
-    """Return the actions of a schedule in one sequence; arguments as for `order`."""
+    """Return the actions of a schedule in one sequence; arguments as for `order`.
+
+    Args:
+        schedule: its name.
+        ranks: ranks of the pipeline.
+        parts: micro-batches.
+        chunks: stages per rank of interleaved schedules.
+    """
     return in_one_sequence(order(schedule, ranks, parts, chunks))
 
 

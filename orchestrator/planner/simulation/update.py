@@ -25,7 +25,12 @@ ITERATIONS = 5
 
 
 def kept_numbers(optimizer: str, shape: ModelShape) -> float:
-    """Return the mean optimizer state in fp32 numbers per trained parameter; a user's optimizer counts as AdamW."""
+    """Return the mean optimizer state in fp32 numbers per trained parameter; a user's optimizer counts as AdamW.
+
+    Args:
+        optimizer: its name.
+        shape: the sizes of the model.
+    """
     kind = kind_of(optimizer)
     numbers = sum(_numbers(slot) for slot in kind.slots)
     if kind.needs_every_rank:
@@ -47,6 +52,13 @@ def update_seconds(
 
     seconds = parameters x bytes per parameter / (memory bandwidth x share that the optimizer reaches), and for Muon the
     orthogonalisation with its communication.
+
+    Args:
+        shape: the sizes of the model.
+        layout: the layout.
+        machine: one worker.
+        program: names the optimizer.
+        parameters: trained parameters that this rank updates.
     """
     kind = kind_of(program.optimizer)
     bytes_per_parameter = kind.bytes_per_parameter

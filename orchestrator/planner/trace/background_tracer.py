@@ -41,7 +41,8 @@ def answer(request: dict[str, Any]) -> dict[str, Any]:
         ]
         return {"verdicts": verdicts}
     traced = traced_memory(resolve(spec), Layout.from_json(request["layout"]))
-    on_cpu, machine = not spec.resources.per_worker.gpu, Machine(memory=request["memory"], flops=1.0)
+    on_cpu = not spec.resources.per_worker.gpu
+    machine = Machine(memory=request["memory"], flops=1.0)
     predicted, memory = traced.replaced_memory(request["by_stage"], request["formula"], machine, on_cpu)
     return {"predicted": predicted, "memory": memory}
 

@@ -80,7 +80,12 @@ def _grouped(rows: Tensor, weight: Tensor, ends: Tensor | None) -> Tensor:
 
 
 def divide_evenly(count: int, parts: int) -> list[int]:
-    """Divide `count` into `parts` that differ by at most one; the larger ones come first."""
+    """Divide `count` into `parts` that differ by at most one; the larger ones come first.
+
+    Args:
+        count: what to divide.
+        parts: number of parts.
+    """
     share, remainder = divmod(count, parts)
     return [share + (number < remainder) for number in range(parts)]
 

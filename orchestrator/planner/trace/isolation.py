@@ -17,7 +17,12 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 @contextlib.contextmanager
 def fake_ranks(rank: int, world: int) -> Iterator[dist.ProcessGroup]:
-    """Join a fake process group: collectives return at once and leave their outputs as they are."""
+    """Join a fake process group: collectives return at once and leave their outputs as they are.
+
+    Args:
+        rank: the rank to play.
+        world: number of ranks.
+    """
     if dist.is_initialized():
         raise RuntimeError("cannot trace a rank in a process that belongs to a process group")
     dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=world)

@@ -34,6 +34,10 @@ def shallow_models(job: ResolvedJob, layout: Layout) -> ShallowModels | None:
     """Return the shallower models of a job, from which its memory is extrapolated.
 
     None if the model is not deep enough, or if its layers differ.
+
+    Args:
+        job: the job.
+        layout: says how layers are divided into stages.
     """
     config = job.model.as_transformer
     if config is None or job.spec.train.freeze or job.spec.workload.adapter:
@@ -76,12 +80,17 @@ def _without(config: TransformerConfig, layout: Layout, count: int) -> Transform
 def extrapolated_depth(shallow: StepTrace, deeper: StepTrace, factor: float) -> StepTrace:
     """Return the trace of the whole model: memory extrapolated linearly from `shallow` to `deeper`, events of `deeper`.
 
-    `factor` is how many times the difference of the two is added to `shallow`.
+    Args:
+        shallow: the trace of the shallower model.
+        deeper: the trace of the deeper one.
+        factor: how many times the difference of the two is added to `shallow`.
     """
 
-    candidates, deeper_passes = [], _passes(deeper)
+    candidates = []
+    deeper_passes = _passes(deeper)
     for pass_, peaks in _passes(shallow).items():
-        deeper_peaks, half = deeper_passes.get(pass_, []), (len(peaks) + 1) // 2
+        deeper_peaks = deeper_passes.get(pass_, [])
+        half = (len(peaks) + 1) // 2
         # A pass peaks near its beginning or its end. Each half is extrapolated from its own peak, because growth per
         # layer may differ between them.
         if len(deeper_peaks) >= half:
@@ -106,10 +115,15 @@ def extrapolated_depth(shallow: StepTrace, deeper: StepTrace, factor: float) -> 
 def with_micro_batches(
     trace: StepTrace, fewer: StepTrace, more_batches: StepTrace, factor: float
 ) -> StepTrace:
-    """Return `trace`, that of a full pipeline, extended by more micro-batches.
+    """Return a full pipeline's trace, extended by more micro-batches.
 
-    Their number is `factor` times the difference of `fewer` and `more_batches`. What each additional micro-batch holds
-    does not depend on the model's depth, so shallow traces measure it.
+    What each additional micro-batch holds does not depend on the model's depth, so shallow traces measure it.
+
+    Args:
+        trace: of the full pipeline.
+        fewer: a shallow trace with as many micro-batches.
+        more_batches: a shallow trace with more.
+        factor: how many times the difference of both is added.
     """
     at_peak = _all_grown(trace.memory.at_peak, fewer.memory.at_peak, more_batches.memory.at_peak, factor)
     last, a, b = (measured.memory.micro_batch for measured in (trace, fewer, more_batches))
@@ -126,9 +140,15 @@ def with_micro_batches(
 
 
 def with_held_batches(trace: StepTrace, count: int) -> StepTrace:
-    """Return the trace with additional micro-batches that the rank holds between forward and backward pass."""
+    """Return the trace with additional micro-batches that the rank holds between forward and backward pass.
+
+    Args:
+        trace: of a step.
+        count: number of additional micro-batches.
+    """
     memory, size = trace.memory, count * trace.batch_bytes
-    at_peak, steady = dict(memory.at_peak), dict(memory.steady)
+    at_peak = dict(memory.at_peak)
+    steady = dict(memory.steady)
     at_peak["other"] += size
     steady["other"] += size
     return dataclasses.replace(

@@ -67,10 +67,16 @@ class TracedMemory:
         """Return `bytes_of` (trace) for each index of the pipeline axis.
 
         Between two traced ranks, the `formula` is corrected by its error at these two, interpolated linearly.
+
+        Args:
+            formula: bytes by the closed formula, by index of the pipeline axis.
+            bytes_of: what to return of a trace.
         """
         by_index = {self.layout.coordinate(trace.rank)["pp"]: bytes_of(trace) for trace in self.traces}
-        indices, result = sorted(by_index), []
+        indices = sorted(by_index)
+        result = []
         for index, predicted in enumerate(formula):
+            # The first and the last index are always traced (`ranks_of`), so every index has traced ones on both sides.
             low = max(traced for traced in indices if traced <= index)
             high = min(traced for traced in indices if traced >= index)
             share = (index - low) / (high - low) if high > low else 0.0
@@ -79,7 +85,12 @@ class TracedMemory:
         return result
 
     def by_rank(self, formula: Sequence[float], bytes_of: Callable[[StepTrace], float]) -> list[int]:
-        """Return the values for every rank; the ranks of a pipeline stage have equal ones."""
+        """Return the values for every rank; the ranks of a pipeline stage have equal ones.
+
+        Args:
+            formula: as in `by_stage`.
+            bytes_of: as in `by_stage`.
+        """
         ranks_per_stage = self.layout.world // self.layout.pp
         return [value for value in self.by_stage(formula, bytes_of) for _ in range(ranks_per_stage)]
 
@@ -88,7 +99,12 @@ class TracedMemory:
         return formula if self.reasons else self.by_stage(formula, lambda trace: trace.memory.peak)
 
     def plan_json(self, plan: Plan, on_cpu: bool) -> dict[str, Any]:
-        """Return the plan's JSON with the traced memory in place of the formula's, and with the formula's error."""
+        """Return the plan's JSON with the traced memory in place of the formula's, and with the formula's error.
+
+        Args:
+            plan: the plan by the formula.
+            on_cpu: whether workers compute on CPUs.
+        """
         document = plan.to_json()
         predicted, document["memory"] = self.replaced_memory(
             plan.by_stage, plan.chosen.memory, plan.machine, on_cpu
@@ -130,13 +146,22 @@ class TracedMemory:
         return predicted, memory | {"formula_bytes": round(formula), "formula_error": error}
 
     def fits(self, plan: Plan, on_cpu: bool) -> bool:
-        """Return whether the rank that needs most fits the plan's machine."""
+        """Return whether the rank that needs most fits the plan's machine.
+
+        Args:
+            plan: the plan by the formula.
+            on_cpu: whether workers compute on CPUs.
+        """
         return fits(self.needed(plan.chosen.memory, on_cpu), plan.machine, on_cpu)
 
     def needed(self, formula: float, on_cpu: bool) -> float:
         """Return the bytes of the rank that needs most.
 
         If some ranks were not traced, it is the maximum over the traced ranks and the `formula`.
+
+        Args:
+            formula: bytes of the largest rank.
+            on_cpu: whether workers compute on CPUs.
         """
         result = [(float(trace.memory.peak), float(trace.saved)) for trace in self.traces]
         result += [(formula, self.saved)] if self.reasons or not result else []
@@ -292,7 +317,12 @@ def _trace(request: _TraceRequest) -> TracedMemory:
 
 
 def with_teacher(trace: StepTrace, count: int) -> StepTrace:
-    """Return a trace with `count` bytes more of weights, those of a teacher that was not traced."""
+    """Return a trace with `count` bytes more of weights, those of a teacher that was not traced.
+
+    Args:
+        trace: of the student.
+        count: bytes of the teacher.
+    """
     if not count:
         return trace
     memory = trace.memory
@@ -307,7 +337,14 @@ def with_teacher(trace: StepTrace, count: int) -> StepTrace:
 def with_all_micro_batches(
     traces: Sequence[StepTrace], first: StepTrace, counts: Sequence[int], accumulation: int
 ) -> StepTrace:
-    """Return the trace `first`, of the first of the `counts`, extended to all micro-batches of a step."""
+    """Return the trace `first`, of the first of the `counts`, extended to all micro-batches of a step.
+
+    Args:
+        traces: for each of `counts`, of the shallower model if there are two.
+        first: of the whole model.
+        counts: the traced numbers of micro-batches.
+        accumulation: micro-batches of a rank in a step.
+    """
     missing = accumulation - counts[0]
     if len(counts) == 1:
         return with_held_batches(first, missing)
@@ -415,6 +452,7 @@ def _smallest_plan(
 ) -> ConfirmedPlan | None:
     """Return the plan with the layout that needs least memory by the formula, if its trace fits."""
     spec, on_cpu = job.spec, not job.spec.resources.per_worker.gpu
+    # No layout fits a byte, and a plan that need not fit then has the layout that needs least.
     no_memory = dataclasses.replace(machine, memory=1.0)
     try:
         smallest = planned(demand_of(spec), job.shape, workers, no_memory, must_fit=False, verdicts=verdicts)
@@ -433,7 +471,8 @@ def _smallest_plan(
 
 def _too_large(plan: Plan, traced: TracedMemory, on_cpu: bool) -> Verdict:
     """Return the verdict on a layout that does not fit by its trace, or could not be traced."""
-    needed, available = traced.needed(plan.chosen.memory, on_cpu), offered(plan.machine, on_cpu)
+    needed = traced.needed(plan.chosen.memory, on_cpu)
+    available = offered(plan.machine, on_cpu)
     if needed <= available:
         return Verdict(
             f"other layouts do not fit by their traces, but this one has no trace: {traced.reasons[0]}", 1.0
@@ -449,6 +488,10 @@ def check_fits(job: ResolvedJob, machine: Machine) -> None:
     """Raise InputError if the layout that would be chosen needs more memory than the machine offers.
 
     It is traced only if the formula does not settle it, see `fits_with_margin`.
+
+    Args:
+        job: the job.
+        machine: one worker.
     """
     spec = job.spec
     if not spec.resources.must_fit:
@@ -480,6 +523,12 @@ def micro_batches_of(layout: Layout, accumulation: int, index: int, on_cpu: bool
     Without a pipeline two micro-batches suffice. With one, the first number fills the pipeline, and the second adds one
     micro-batch or one round, whose additional bytes are extrapolated. A GPU frees what has arrived at once, so there a
     further micro-batch adds only itself and some bytes of its losses, and the second number is not needed.
+
+    Args:
+        layout: the layout.
+        accumulation: micro-batches of a rank in a step.
+        index: of the rank on the pipeline axis.
+        on_cpu: whether workers compute on CPUs.
     """
     if layout.pp == 1:
         return (min(accumulation, 2),)
@@ -488,6 +537,8 @@ def micro_batches_of(layout: Layout, accumulation: int, index: int, on_cpu: bool
     if layout.schedule == "gpipe":
         filled = 2
     elif layout.schedule == "1f1b":
+        # A stage of 1F1B holds pp - index micro-batches at once (Narayanan et al., 2021, section 2.2). With twice as
+        # many it has both filled and passed its steady state.
         filled = max(2 * (layout.pp - index), layout.pp)
     extended = filled + (layout.pp if in_rounds else 1)
     if accumulation <= extended:

@@ -58,7 +58,15 @@ class Messages:
     def record(
         self, func: Any, args: Sequence[Any], phase: Phase, stage: int | None, micro_batch: int | None
     ) -> Collective | None:
-        """Return the message of an operator of c10d; None for a barrier."""
+        """Return the message of an operator of c10d; None for a barrier.
+
+        Args:
+            func: the operator.
+            args: its arguments.
+            phase: of the step.
+            stage: that runs now; None outside of passes.
+            micro_batch: that runs now; None outside of passes.
+        """
         name = func.overloadpacket.__name__
         if name not in KINDS:
             return None
@@ -90,7 +98,12 @@ class Messages:
         )
 
     def copied(self, func: Any, tensors: Sequence[Tensor]) -> int:
-        """Return the bytes that the operator copies: gloo's reduce-scatter reduces a copy of the whole tensor."""
+        """Return the bytes that the operator copies: gloo's reduce-scatter reduces a copy of the whole tensor.
+
+        Args:
+            func: the operator.
+            tensors: its arguments.
+        """
         name = func.overloadpacket.__name__
         if not self._on_cpu or KINDS.get(name) != "reduce_scatter":
             return 0
@@ -109,7 +122,12 @@ class Messages:
 
     @contextlib.contextmanager
     def record_waits(self, record: Callable[[Event], None], phase: Callable[[], Phase]) -> Iterator[None]:
-        """Within the context, call `record` with a Wait when the rank waits for an asynchronous message."""
+        """Within the context, call `record` with a Wait when the rank waits for an asynchronous message.
+
+        Args:
+            record: gets each event.
+            phase: returns the phase of the step.
+        """
 
         def wrapped(function: Callable[..., Any]) -> Callable[..., Any]:
             def call(*args: Any, **kwargs: Any) -> Any:

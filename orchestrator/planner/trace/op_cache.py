@@ -78,6 +78,7 @@ class CachedOperators:
         with in_kernel_invocation_manager(self._fake):
             tensor = torch.empty_strided(shape if base is None else (0,), stride if base is None else (1,),
                                        dtype=dtype, device="meta")  # fmt: skip
+        # A view shares the storage of its base: a storage of its own would be counted twice.
         if base is not None:
             storage = base.untyped_storage()
             with in_kernel_invocation_manager(self._fake):
@@ -133,6 +134,7 @@ def _result(result: Any, effect: Effect, arguments: Any) -> Any:
             return _properties(result)
         storage_bytes = result.untyped_storage().nbytes()
         is_new = _storage(result) not in _storages(arguments)
+        # Shape and strides do not tell of a storage that is larger than its tensor.
         fills_storage = storage_bytes == _span(result) and result.storage_offset() == 0
         return _properties(result) if is_new and fills_storage else None
     if effect == "made" and isinstance(result, list | tuple):

@@ -16,7 +16,12 @@ COPY = ("copy_", "clone", "_to_copy", "_foreach_copy_", "contiguous")
 
 
 def kind_of(name: str, in_optimizer: bool) -> Kind:
-    """Return the kind of the operator `name`, for example `addmm`."""
+    """Return the kind of the operator `name`, for example `addmm`.
+
+    Args:
+        name: of the operator.
+        in_optimizer: whether it runs in the update.
+    """
     if name in MATMUL:
         return "matmul"
     if "attention" in name:
@@ -30,14 +35,22 @@ def flops_of(func: Any, name: str, args: Sequence[Any], kwargs: dict[str, Any], 
     """Return the floating-point operations of a matrix product or of attention, two per multiply-add; 0 for others.
 
     Causal attention counts half, which is what kernels compute.
+
+    Args:
+        func: the operator.
+        name: its name.
+        args: its arguments.
+        kwargs: its keyword arguments.
+        out: its result.
     """
     if "attention" in name:
         return _attention(name, args, kwargs)
     if name == "_grouped_mm":
-        rows, weight = args[0], args[1]
-        if rows.dim() == 3 or weight.dim() == 3:  # rows by expert, one matrix each
-            return 2.0 * rows.numel() * weight.shape[-1]
-        return 2.0 * rows.numel() * weight.shape[-1]  # a gradient of the weights: columns by expert
+        rows = args[0]
+        weight = args[1]
+        # Rows [R, in] by expert and weights [experts, in, out], or for the weights' gradient [in, R] and [R, out]: both
+        # have R x in x out multiply-adds, however the rows are divided.
+        return 2.0 * rows.numel() * weight.shape[-1]
     if name in MATMUL and func.overloadpacket in flop_registry:
         return float(flop_registry[func.overloadpacket](*args, **kwargs, out_val=out))
     return 0.0
@@ -72,7 +85,13 @@ def bytes_of(tensors: Sequence[Tensor]) -> int:
 
 
 def written_arguments(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> list[Tensor]:
-    """Return the arguments that an operator writes to."""
+    """Return the arguments that an operator writes to.
+
+    Args:
+        func: the operator.
+        args: its arguments.
+        kwargs: its keyword arguments.
+    """
     result: list[Tensor] = []
     for number, argument in enumerate(func._schema.arguments):
         if argument.alias_info is None or not argument.alias_info.is_write:

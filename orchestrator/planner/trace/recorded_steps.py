@@ -37,7 +37,12 @@ class RecordedSteps:
         self._batches: list[Batch] = []
 
     def record(self, warm_up: int, counts: Sequence[int]) -> Iterator[None]:
-        """Run a step of `warm_up` micro-batches, then record one for each of `counts`; yields after each of these."""
+        """Run a step of `warm_up` micro-batches, then record one for each of `counts`; yields after each of these.
+
+        Args:
+            warm_up: micro-batches of the first step.
+            counts: micro-batches of each recorded step, ascending.
+        """
         recorder = self._recorder
         install_hooks(self._engine, recorder)
         with follow_pipeline(recorder):
@@ -61,7 +66,14 @@ class RecordedSteps:
 
 
 def step(engine: TorchEngine, batches: Sequence[Batch], lr: float, recorder: Recorder) -> None:
-    """Run one step of the engine."""
+    """Run one step of the engine.
+
+    Args:
+        engine: computes the step.
+        batches: its micro-batches.
+        lr: the learning rate.
+        recorder: follows the step.
+    """
     recorder.is_update = False
     recorder.current_pass = (None, None)
     recorder.micro_batch = -1
@@ -72,9 +84,14 @@ def step(engine: TorchEngine, batches: Sequence[Batch], lr: float, recorder: Rec
 
 
 def begin_recording(engine: TorchEngine, recorder: Recorder) -> None:
-    """Assign the memory that stays between steps to its categories, and start to look for the peak."""
+    """Assign the memory that stays between steps to its categories, and start to look for the peak.
+
+    Args:
+        engine: names the tensors that stay between steps.
+        recorder: follows the next step.
+    """
     gc.collect()
-    for category, tensors in engine.held().items():
+    for category, tensors in engine.resident_tensors().items():
         recorder.live.move(tensors, category)
     if recorder.updates_on_host:
         recorder.live.exclude(_on_host(engine))
@@ -90,7 +107,12 @@ def _on_host(engine: TorchEngine) -> list[Tensor]:
 
 
 def install_hooks(engine: TorchEngine, recorder: Recorder) -> None:
-    """Keep the recorder informed of the running stage and micro-batch, and of the start of the update."""
+    """Keep the recorder informed of the running stage and micro-batch, and of the start of the update.
+
+    Args:
+        engine: runs the steps.
+        recorder: follows them.
+    """
     for number, stage in zip(engine.stage_numbers, engine.parallel.stages, strict=True):
         stage.register_forward_pre_hook(_Entered(recorder, number))
     shared = engine.parallel.shared

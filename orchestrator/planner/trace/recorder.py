@@ -53,21 +53,37 @@ class LiveBytes:
         self.at_peak = dict(self.now)
 
     def add(self, tensor: Tensor, category: str) -> None:
-        """Count the tensor's storage from now on, if it is not counted yet."""
+        """Count the tensor's storage from now on, if it is not counted yet.
+
+        Args:
+            tensor: the tensor.
+            category: one of CATEGORIES.
+        """
         storage = tensor.untyped_storage()
         if storage._cdata in self._storages:
             return
+        # The address of the storage's C++ object: Python may have several wrappers of one storage.
         key = storage._cdata
         self._storages[key] = (weakref.ref(storage, lambda _: self._forget(key)), 0, category)
         self._set(key, storage.nbytes(), category)
 
     def resized(self, storage: torch.UntypedStorage, category: str) -> None:
-        """Count a storage's new size. FSDP2 gathers parameters into a storage that it resizes, and frees them so."""
+        """Count a storage's new size. FSDP2 gathers parameters into a storage that it resizes, and frees them so.
+
+        Args:
+            storage: the storage.
+            category: one of CATEGORIES.
+        """
         if storage._cdata in self._storages:
             self._set(storage._cdata, storage.nbytes(), category)
 
     def move(self, tensors: Iterable[Tensor], category: str) -> None:
-        """Assign tensors to another category; if the peak is now, it gets the new categories too."""
+        """Assign tensors to another category; if the peak is now, it gets the new categories too.
+
+        Args:
+            tensors: the tensors.
+            category: one of CATEGORIES.
+        """
         is_at_peak = self.total == self.peak
         for tensor in tensors:
             key = tensor.untyped_storage()._cdata
@@ -86,7 +102,12 @@ class LiveBytes:
             self._set(key, 0, self._storages[key][2])
 
     def count_temporary(self, size: int, category: str) -> None:
-        """Count `size` bytes that an operator holds only while it runs."""
+        """Count `size` bytes that an operator holds only while it runs.
+
+        Args:
+            size: bytes.
+            category: one of CATEGORIES.
+        """
         if self.total + size > self.peak:
             self.peak, self.at_peak = self.total + size, dict(self.now)
             self.at_peak[category] += size
@@ -237,6 +258,7 @@ class Recorder(TorchDispatchMode):
             category = "other"
         if namespace == "fsdp":
             category = "communication"
+        # Arguments too: tensors from before the recorder was entered count from the first operator that reads them.
         for tensor in [*results, *arguments]:
             if _device_of(tensor) == self._device:
                 self.live.add(tensor, category)
@@ -270,6 +292,7 @@ class Recorder(TorchDispatchMode):
         written = [*results, *written_arguments(func, args, kwargs)]
         name = func.overloadpacket.__name__
         phase = self.phase
+        # Below, `recomputed`: checkpointing runs the forward pass again inside the backward pass, with gradients on.
         stage, micro = self.current_pass
         assert self.events is not None
         self.events.append(

@@ -57,6 +57,13 @@ def sample_batch(data: DataSpec, seed: int, draws: bool, workload: Workload, row
     """Return a micro-batch of `rows` full-length samples, with everything that a rank adds to one.
 
     For own samples it repeats the first one. Raises InputError if that cannot be read.
+
+    Args:
+        data: what a sample is made of.
+        seed: of the run.
+        draws: whether rows need keys for random numbers.
+        workload: the model and its objective.
+        rows: samples of the micro-batch.
     """
     if data.samples is not None:
         first = first_samples(data.samples, seed, 1)

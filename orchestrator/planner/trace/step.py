@@ -113,6 +113,10 @@ def warm_up(layout: Layout, max_micro_batches: int) -> int:
     """Return the micro-batches of the warm-up step, which creates the optimizer state and all buffers.
 
     One suffices, except that torch's 1F1B requires at least one per stage.
+
+    Args:
+        layout: the layout.
+        max_micro_batches: of the recorded steps.
     """
     return min(layout.pp if layout.schedule == "1f1b" else 1, max_micro_batches)
 

@@ -141,7 +141,13 @@ class DistillSpec(StrictModel):
         return self
 
     def problem(self, workload: WorkloadSpec, data: DataSpec, train: TrainSpec) -> str:
-        """Return why a job cannot be distilled, by its keys alone; empty if nothing is wrong."""
+        """Return why a job cannot be distilled, by its keys alone; empty if nothing is wrong.
+
+        Args:
+            workload: the student's model and objective.
+            data: the key `data` of the job.
+            train: the key `train`.
+        """
         objective = workload.objective
         if reason := NOT_DISTILLED.get(objective):
             return f"distill has no loss for {objective}: {reason}; leave it out"

@@ -115,6 +115,7 @@ class StoredLogits:
                 self._table.write(number, records, mass, tokens)
                 if len(self._missing) == 1:
                     self._finish()
+            # No rank may go on before the part is stored: after a failure `missing` tells what must be computed again.
             dist.barrier()
             del self._missing[0]
             between()
@@ -155,6 +156,8 @@ class StoredLogits:
     def _mass_of(self, part: range, records: TopRecords) -> tuple[float, int]:
         """Return the sum of the probabilities that are kept of a part's predicted tokens, and their number."""
         labels = self._read.collate(part, 0)[self._labels].numpy().reshape(len(part), -1)
+        # [samples, L, k], in fp64: a sum over millions of tokens. exp(z / T - log_sum) is the softmax at temperature T,
+        # though only k logits are stored.
         scaled = records.logits.astype(np.float64) / self._logits.temperature
         kept_mass = np.exp(scaled - records.log_sum[..., None]).sum(-1)
         is_predicted = labels != IGNORED
@@ -180,6 +183,7 @@ class _Part:
 
     def over_ranks(self) -> TopRecords:
         """Return the values of all ranks."""
+        # A sum gathers them: every place is filled on one rank and zero on all others, so that nothing is rounded.
         for values in (self._tokens, self._logits, self._log_sum):
             dist.all_reduce(values)
         return TopRecords(self._tokens.numpy(), self._logits.numpy(), self._log_sum.numpy())

@@ -121,6 +121,11 @@ class Teacher:
         """Return the teacher's `k` largest logits for micro-batches.
 
         Of the ranks that compute the same, one returns them, and the others an empty list.
+
+        Args:
+            micro_batches: as for `outputs`.
+            k: logits of each token.
+            temperature: divides the logits in the log-sum that is stored with them.
         """
         result = []
         shards = shards_of(self._vocabulary, self._mesh.tp)
@@ -129,9 +134,12 @@ class Teacher:
             if not outputs:  # another stage of the pipeline has them
                 continue
             logits = outputs[TEACHER_LOGITS]
+            # [B, classes] of a classifier becomes [B, 1, classes]: a row with one prediction.
             rows = logits.unsqueeze(1) if logits.dim() == 2 else logits
             top = top_over_ranks(rows.flatten(0, 1), k, temperature, shards, self._mesh.tp)
             length = rows.shape[1] * self._mesh.cp.size
+            # A rank of a context-parallel group has two chunks of the row that are not neighbours, see
+            # `parallel.context`.
             positions = positions_of(length, self._mesh.cp, rows.device) if self._mesh.cp.size > 1 else None
             shape = rows.shape[:2]
             result.append(
@@ -142,13 +150,13 @@ class Teacher:
             )
         return result if self._mesh.tp.index == 0 else []
 
-    def held(self) -> list[Tensor]:
+    def resident_tensors(self) -> list[Tensor]:
         """Return the teacher's weights on this rank."""
         return [local_of(p) for stage in self._parallel.stages for p in stage.parameters()]
 
     def close(self) -> None:
         """Free the weights. Modules and their hooks refer to each other, so storages are emptied here."""
-        for tensor in self.held():
+        for tensor in self.resident_tensors():
             storage = tensor.untyped_storage()
             if storage.resizable():  # memory mapped from a file is not
                 storage.resize_(0)

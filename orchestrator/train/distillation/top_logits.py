@@ -30,6 +30,7 @@ def top_over_ranks(logits: Tensor, k: int, temperature: float, shards: Shards, t
     values, tokens = logits.topk(own_count)
     values = torch.nn.functional.pad(values, (0, k - own_count), value=-torch.inf)
     tokens = torch.nn.functional.pad(tokens + shards.start, (0, k - own_count))
+    # [n, k x tp]: the k largest of the vocabulary are among the k largest of each part.
     all_values = gathered(values, 1, tp)
     top_values, indices = all_values.topk(k)
     log_sums = log_sum(logits / temperature, shards)

@@ -70,17 +70,25 @@ class DeepSpeedEngine:
     def train_step(
         self, micro_batches: Sequence[Batch], lr: float, check: StepCheck | None = None
     ) -> Metrics:
-        """See `Engine.train_step`. The engine's rules refuse a check earlier."""
+        """See `Engine.train_step`. The engine's rules refuse a check earlier.
+
+        Args:
+            micro_batches: the rows of this rank.
+            lr: the learning rate.
+            check: None, because DeepSpeed verifies no steps.
+        """
         assert check is None
         self.before_change()
         if self.losses.has_baseline:
             self.take_baseline(self.eval_step(micro_batches))
         self.losses.begin(micro_batches)
+        # The factor of the mean is not known before the last forward pass, so DeepSpeed must not unscale yet.
         self.losses.scale, self._zero.loss_scale = self._scale.value, 1.0
         for number, batch in enumerate(micro_batches, start=1):
             self.clock.switch(FORWARD)
             part = self._engine(self.losses.prepare(batch), len(micro_batches))
             self.clock.switch(BACKWARD)
+            # DeepSpeed would divide by the accumulation steps; the loss is already divided by `expected`.
             self._engine.backward(part, scale_wrt_gas=False)
             if number < len(micro_batches):
                 self._engine.step()  # only counts the micro-batch

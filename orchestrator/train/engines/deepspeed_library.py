@@ -51,6 +51,13 @@ def compile_once(operator: str, load: Callable[[], object]) -> None:
 
     A killed compilation blocks no other process, because the kernel releases its lock.
     Raises InputError if there is no compiler, or if compiling fails.
+
+    Args:
+        operator: DeepSpeed's name of it.
+        load: loads the operator, and compiles it if that is missing.
+
+    Raises:
+        InputError: no compiler is installed, or compiling fails.
     """
     where, hint = "parallel.offload", "or set offload to none"
     if shutil.which("ninja") is None:  # DeepSpeed installs ninja beside Python, which may not be on PATH

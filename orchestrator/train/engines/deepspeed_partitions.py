@@ -78,6 +78,8 @@ class Partitions:
         self.optimizer: torch.optim.Optimizer = zero.optimizer
         self.fragments = list(_fully_sharded(zero, by_name) if stage == 3 else _flat(zero, by_name))
         # all partitions, including those of padding only, because a step updates all of them
+        # The master weights in fp32. The 16-bit names of DeepSpeed stand for its model's weights, which are fp32 here
+        # too.
         self._all = zero.fp32_partitioned_groups_flat if stage == 3 else zero.single_partition_of_fp32_groups
         self._average = MovingAverage(ema, self._all)
         self._rounding = Rounding([model], quantize)
@@ -178,7 +180,8 @@ def _flat(zero: Any, by_name: Mapping[str, nn.Parameter]) -> Iterator[Fragment]:
             if mapping is None:  # the whole parameter belongs to another rank
                 continue
             low_precision, high_precision = mapping.lp_fragment_address, mapping.hp_fragment_address
-            name, shape = names[id(parameter)], tuple(parameter.shape)
+            name = names[id(parameter)]
+            shape = tuple(parameter.shape)
             yield _fragment(
                 name,
                 shape,
@@ -211,7 +214,12 @@ def _fully_sharded(zero: Any, by_name: Mapping[str, Any]) -> Iterator[Fragment]:
 
 
 def frozen_fragments(model: nn.Module, rank: int) -> Iterator[Fragment]:
-    """Yield this rank's parts of frozen parameters: whole ones, or under ZeRO 3 a range of each."""
+    """Yield this rank's parts of frozen parameters: whole ones, or under ZeRO 3 a range of each.
+
+    Args:
+        model: DeepSpeed's model.
+        rank: this rank, which holds the range of that number under ZeRO 3.
+    """
     frozen: dict[str, Any] = {name: p for name, p in model.named_parameters() if not p.requires_grad}
     for name, parameter in frozen.items():
         shape = tuple(getattr(parameter, "ds_shape", parameter.shape))
@@ -227,7 +235,13 @@ def frozen_fragments(model: nn.Module, rank: int) -> Iterator[Fragment]:
 
 @torch.no_grad()
 def fill_fragments(workload: Workload, fragments: Iterable[Fragment], seed: int) -> None:
-    """Fill this rank's parts of parameters with their initial values."""
+    """Fill this rank's parts of parameters with their initial values.
+
+    Args:
+        workload: draws or reads the values.
+        fragments: the parts to fill.
+        seed: of values that are drawn.
+    """
     for fragment in fragments:
         initialise(workload, fragment.name, seed, fragment.views(fragment.partition))
 

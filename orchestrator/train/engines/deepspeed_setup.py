@@ -89,6 +89,13 @@ def settings(train: TrainSpec, on_gpu: float, layout: Layout, elements: int, hid
     """Return DeepSpeed's configuration for a model of `elements` parameters and width `hidden`.
 
     It sets every option whose default differs from the torch engine.
+
+    Args:
+        train: batch and clipping.
+        on_gpu: number of GPUs per worker, 0 or 1.
+        layout: ZeRO stage, micro-batch and offload.
+        elements: number of the model's parameters.
+        hidden: width of the model.
     """
     zero: dict[str, Any] = {
         "stage": layout.zero,
@@ -108,6 +115,7 @@ def settings(train: TrainSpec, on_gpu: float, layout: Layout, elements: int, hid
         "train_batch_size": train.global_batch,
         "train_micro_batch_size_per_gpu": layout.micro_batch,
         "gradient_accumulation_steps": layout.accumulation(train.global_batch),
+        # DeepSpeed's default is 1.0, not "off".
         "gradient_clipping": train.optimizer.clip or 0.0,
         "zero_optimization": zero,
         "zero_allow_untested_optimizer": True,
@@ -200,7 +208,12 @@ class ModelWithLoss(nn.Module):
         self._device = device
 
     def forward(self, batch: Batch, parts: int) -> Tensor:
-        """Return the loss of a micro-batch, an fp32 scalar."""
+        """Return the loss of a micro-batch, an fp32 scalar.
+
+        Args:
+            batch: a micro-batch on this rank's device, [B, ...] each.
+            parts: number of micro-batches of a rank in a step.
+        """
         with self._device.autocast():
             output = self.model(batch, in_chunks=self._losses.in_chunks(batch))
             return self._losses.of(output, batch, parts)

@@ -109,7 +109,13 @@ class Engine(Protocol):
         """Return a line for each test of this rank's device with a wrong result, see `burn_in`."""
 
     def damage(self, kind: str, seed: int, bit: int | None = None) -> None:
-        """Make this rank compute wrongly from now on. An injected fault; for the arguments see `Flaw`."""
+        """Make this rank compute wrongly from now on. An injected fault; for the arguments see `Flaw`.
+
+        Args:
+            kind: what is wrong: product, gradient or update.
+            seed: chooses the layer, the number and the bit.
+            bit: the bit; None to let the seed choose.
+        """
 
     def eval_step(self, micro_batches: Sequence[Batch]) -> EvaluationSums:
         """Return the sums of a forward pass over all ranks' micro-batches, at least one each. No state changes."""

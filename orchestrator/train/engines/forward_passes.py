@@ -53,7 +53,12 @@ class ForwardPasses:
     def answer_log_probabilities(
         self, micro_batches: Sequence[Batch], on_every_rank: bool = False
     ) -> list[Tensor]:
-        """See `Engine.log_probabilities`; with `on_every_rank` all ranks of a pipeline's last stage return them."""
+        """See `Engine.log_probabilities`; with `on_every_rank` all ranks of a pipeline's last stage return them.
+
+        Args:
+            micro_batches: pairs of answers.
+            on_every_rank: whether all ranks with the same micro-batches return the values.
+        """
         self._losses.begin_reference()
         self._run_uncounted(micro_batches)
         return self._losses.answer_log_probabilities(on_every_rank)

@@ -63,12 +63,14 @@ class FrozenWeights:
             for shard, tensor in zip(frozen, tensors, strict=True):
                 initialise(self._workload, shard.name, seed, shard.views(tensor))
 
+        # Ranks share only what is cut alike: tensor-parallel ranks have different boxes of a weight.
         key = f"{self._base} {seed} {[(shard.name, shard.boxes) for shard in frozen]}"
         self._shared = share(key, [weight.shape for weight in own_parameters], fill_shared)
         if self._shared is None:
             fill(self._workload, frozen, seed)
             return
         for shard, parameter, tensor in zip(frozen, own_parameters, self._shared.tensors, strict=True):
+            # The pages are mapped privately: a rank that writes to them by mistake gets its own copy.
             parameter.data = shard.parameter.data = tensor
 
     def close(self) -> None:
@@ -88,7 +90,13 @@ class FrozenWeights:
 
 
 def fill(workload: Workload, shards: Iterable[ParameterShard], seed: int) -> None:
-    """Fill a rank's parts of parameters with their initial values, several at once."""
+    """Fill a rank's parts of parameters with their initial values, several at once.
+
+    Args:
+        workload: draws or reads the values.
+        shards: the parts to fill.
+        seed: of values that are drawn.
+    """
 
     def draw(shard: ParameterShard) -> None:
         with torch.no_grad():  # gradient mode is per thread

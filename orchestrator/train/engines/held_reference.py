@@ -39,6 +39,7 @@ class HeldReference:
         self._data = data
         self._passes = passes
         self._before_change = before_change
+        # One copy of the trained parameters alone: the frozen ones are the reference's too.
         self.tensors = [torch.empty_like(shard.parameter) for shard in data.shards] if is_held else []
 
     @torch.no_grad()

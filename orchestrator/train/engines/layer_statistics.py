@@ -115,7 +115,8 @@ class LayerStatistics:
         all_sums = torch.cat(sums)
         dist.all_reduce(all_sums)
         values = all_sums.tolist()
-        weights, gradients = values[: len(number)], values[len(number) : 2 * len(number)]
+        weights = values[: len(number)]
+        gradients = values[len(number) : 2 * len(number)]
         result: Statistics = {
             name: {"weight_norm": math.sqrt(weight), "gradient_norm": math.sqrt(gradient) * factor}
             for name, weight, gradient in zip(number, weights, gradients, strict=True)

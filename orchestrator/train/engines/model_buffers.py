@@ -43,7 +43,7 @@ class ModelBuffers:
             buffer.copy_(reader.read(f"model.{name}"))
 
     @contextlib.contextmanager
-    def kept(self) -> Iterator[None]:
+    def unchanged(self) -> Iterator[None]:
         """Context manager for passes in training mode that must not change the buffers."""
         before = {name: buffer.clone() for name, buffer in self._buffers.items()}
         yield

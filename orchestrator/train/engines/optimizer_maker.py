@@ -51,6 +51,7 @@ class OptimizerMaker:
         self._in_8_bits = names_in_8_bits(workload) if is_in_8_bits else frozenset()
         self._special = self._in_8_bits if is_in_8_bits else self._full.names
         self._mesh = mesh
+        # bf16 for fp16 jobs too: the iteration is published and tried in bf16 (Jordan et al., 2024).
         self._matmul_dtype = torch.float32 if device.compute is torch.float32 else torch.bfloat16
 
     def make(self, shards: Sequence[ParameterShard]) -> torch.optim.Optimizer:
@@ -77,7 +78,12 @@ class OptimizerMaker:
 
 
 def matrices_of(workload: Workload, cuts: dict[str, Cut]) -> dict[str, Cut]:
-    """Return the cuts of the matrices that Muon updates: trained matrices of layers, stacks of experts included."""
+    """Return the cuts of the matrices that Muon updates: trained matrices of layers, stacks of experts included.
+
+    Args:
+        workload: names the parameters of layers.
+        cuts: the cut of every parameter of this rank.
+    """
     layer_names = frozenset(names_in_layers(workload)) - workload.frozen
     return {
         name: cut

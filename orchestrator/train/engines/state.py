@@ -59,6 +59,10 @@ def committed_shapes(workload: Workload, thawing: Collection[str] = ()) -> dict[
     """Return the shapes of the model's tensors in a commit.
 
     Frozen parameters are not stored, nor are those that are `thawing`, which train from this commit on.
+
+    Args:
+        workload: the model.
+        thawing: parameters that begin to train at this commit's step.
     """
     left_out = {*workload.frozen, *thawing}
     committed = {name: shape for name, shape in workload.shapes.items() if name not in left_out}
@@ -71,7 +75,12 @@ def committed_name(name: str) -> str:
 
 
 def committed_slot(name: str, slot: Slot) -> str:
-    """Return the name of a parameter's optimizer state in a commit."""
+    """Return the name of a parameter's optimizer state in a commit.
+
+    Args:
+        name: name of the parameter.
+        slot: the state.
+    """
     return f"optim.{name}.{slot.name}"
 
 
@@ -79,6 +88,12 @@ def initialise(workload: Workload, name: str, seed: int, views: Iterable[tuple[B
     """Fill this rank's parts of a tensor with initial values.
 
     Of stored weights, only these parts are read; other weights are drawn in full.
+
+    Args:
+        workload: draws or reads the values.
+        name: name of the parameter.
+        seed: of values that are drawn.
+        views: the boxes of this rank in the full tensor, each with the memory to fill.
     """
     stored = workload.stored(name, seed)
     full = workload.initial(name, seed) if stored is None else None
@@ -144,6 +159,7 @@ def restore(
     """
     steps = int(reader.read("optim.step"))
     for shard in shards:
+        # Adam's bias correction counts a parameter's own updates, and a thawed one has none from before.
         age = float(steps - thawed.get(shard.name, 0))
         if shard.name in thawed and committed_name(shard.name) not in reader.manifest.tensors:
             fresh = {slot.name: new_slot(slot, shard) for slot in slots(shard.name)}
@@ -170,6 +186,11 @@ def restore(
 def step_count(age: float, shard: ParameterShard, optimizer: torch.optim.Optimizer) -> Tensor:
     """Return a parameter's step count, on its device for fused kernels. Other optimizers read it, and would wait for
     the device.
+
+    Args:
+        age: updates of the parameter so far.
+        shard: the parameter.
+        optimizer: its optimizer.
     """
     on_host = getattr(optimizer, "step_count_on_host", False)
     return torch.tensor(age, device="cpu" if on_host else shard.parameter.device)

@@ -101,7 +101,13 @@ class TorchEngine:
     def train_step(
         self, micro_batches: Sequence[Batch], lr: float, check: StepCheck | None = None
     ) -> Metrics:
-        """See `Engine.train_step`."""
+        """See `Engine.train_step`.
+
+        Args:
+            micro_batches: the rows of this rank.
+            lr: the learning rate.
+            check: compares the step with what other ranks computed; None in a step that is not verified.
+        """
         micro_batches = self._with_comparisons(micro_batches)
         if check is not None:
             self.mesh.witness.begin(check.exact)
@@ -122,6 +128,8 @@ class TorchEngine:
             if scale.overflow():
                 return Metrics(sums.loss, 0.0, {**extra, "skipped": 1.0})
             return Metrics(sums.loss, math.nan, extra)
+        # Gradients are still unscaled sums here. The factor enters the norm now, and the gradients together with
+        # clipping, so that they are read and written once.
         norm = math.sqrt(sums.square) * sums.factor
         layers = self._layers.take(sums.factor)
         self.clock.switch(OPTIMIZER)
@@ -135,12 +143,18 @@ class TorchEngine:
         return Metrics(sums.loss, norm, extra, sums.busy_seconds, layers)
 
     def compute_again(self, micro_batches: Sequence[Batch], exact: bool) -> Record:
-        """See `Engine.compute_again`."""
-        with self._buffers.kept():
+        """See `Engine.compute_again`.
+
+        Args:
+            micro_batches: the rows.
+            exact: whether bits are recorded, see `Witness.begin`.
+        """
+        with self._buffers.unchanged():
             micro_batches = self._with_comparisons(micro_batches)
             self.mesh.witness.begin(exact)
             self.passes.compute_gradients(micro_batches)
             record = self.mesh.witness.take()
+            # Taken and dropped, or the next step's load would count these tokens too.
             self.passes.take_routing()
         return record
 
@@ -164,7 +178,12 @@ class TorchEngine:
     def token_log_probabilities(
         self, micro_batches: Sequence[Batch], of_reference: bool = False
     ) -> list[Tensor]:
-        """See `Engine.token_log_probabilities`."""
+        """See `Engine.token_log_probabilities`.
+
+        Args:
+            micro_batches: rows with generated answers.
+            of_reference: whether to use the reference model.
+        """
         if not of_reference:
             return self.passes.forward.token_log_probabilities(micro_batches)
         with self._reference.in_place_of_weights():
@@ -176,7 +195,12 @@ class TorchEngine:
         self._reference.hold()
 
     def hold_teacher(self, workload: Workload, base: str) -> None:
-        """See `Engine.hold_teacher`."""
+        """See `Engine.hold_teacher`.
+
+        Args:
+            workload: the teacher.
+            base: checksum of its weights.
+        """
         self.passes.teacher = Teacher(
             workload, self._layout, mesh=self.mesh, device=self._device, train=self._train, base=base
         )
@@ -189,7 +213,13 @@ class TorchEngine:
 
     @torch.no_grad()
     def teacher_logits(self, micro_batches: Sequence[Batch], k: int, temperature: float) -> list[PlacedTop]:
-        """See `Engine.teacher_logits`."""
+        """See `Engine.teacher_logits`.
+
+        Args:
+            micro_batches: the micro-batches of this rank.
+            k: number of logits per token.
+            temperature: divides the logits before the log-sum over the vocabulary.
+        """
         assert self.passes.teacher is not None
         return self.passes.teacher.top(micro_batches, k, temperature)
 
@@ -235,14 +265,20 @@ class TorchEngine:
         return arithmetic_errors(self._device.device, seed, self.trained.flaw)
 
     def damage(self, kind: str, seed: int, bit: int | None = None) -> None:
-        """See `Engine.damage`."""
+        """See `Engine.damage`.
+
+        Args:
+            kind: what is wrong: product, gradient or update.
+            seed: chooses the layer, the number and the bit.
+            bit: the bit; None to let the seed choose.
+        """
         self.trained.flaw = Flaw(kind, seed, bit)
         self.trained.flaw.install(self.parallel.stages)
 
-    def held(self) -> dict[str, list[Tensor]]:
+    def resident_tensors(self) -> dict[str, list[Tensor]]:
         """Return the tensors that stay between two steps, in three groups: weights, gradients, optimizer."""
         shards = [shard.parameter for shard in self.trained.shards]
-        teacher = self.passes.teacher.held() if self.passes.teacher is not None else []
+        teacher = self.passes.teacher.resident_tensors() if self.passes.teacher is not None else []
         return {
             "weights": [*self.parallel.weights(), *shards, *self._reference.tensors, *teacher],
             "gradients": [*self.parallel.gradients(), *(p.grad for p in shards if p.grad is not None)],
@@ -255,7 +291,9 @@ class TorchEngine:
         Modules and their hooks refer to each other, so only the garbage collector would free their memory, perhaps
         after the next engine has allocated its own. Storages are therefore emptied here.
         """
-        for tensor in (storage_tensor for tensors in self.held().values() for storage_tensor in tensors):
+        for tensor in (
+            storage_tensor for tensors in self.resident_tensors().values() for storage_tensor in tensors
+        ):
             storage = tensor.untyped_storage()
             if storage.resizable():  # memory mapped from a file is not
                 storage.resize_(0)

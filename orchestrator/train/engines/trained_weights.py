@@ -104,6 +104,8 @@ class TrainedWeights:
         else:
             self._update_again().step(self.optimizer, lr, check)
         self.steps += 1
+        # The order matters: masks first, so that the average and the weights that `publish` sends are pruned. Rounding
+        # is a function of the number of updates, and `publish` needs the final shards.
         self._pruner.update(self.steps, scale, self.optimizer, self._average.of)
         self._rounding.at(self.steps)
         self._average.update()

@@ -69,7 +69,13 @@ class UpdateAgain:
 
     @torch.no_grad()
     def step(self, optimizer: torch.optim.Optimizer, lr: float, check: StepCheck) -> None:
-        """Step the optimizer, and let `check` compare the result. Raises what it raises."""
+        """Step the optimizer, and let `check` compare the result. Raises what it raises.
+
+        Args:
+            optimizer: this rank's optimizer, with gradients complete and clipped.
+            lr: the learning rate.
+            check: names the ranks that compute for each other, and compares.
+        """
         taker = check.taker
         copies = [s for s in self._shards if taker in s.replica_group.ranks]
         single_owner = [s for s in self._shards if taker not in s.replica_group.ranks]
@@ -126,6 +132,7 @@ class UpdateAgain:
             operations.append(dist.P2POp(dist.isend, sent, check.taker))
         if facts:
             count = sum((2 + len(self._slots(fact["name"]))) * math.prod(fact["shape"]) for fact in facts)
+            # For each shard its weights, gradient and states, in the order of `_numbers`.
             numbers = torch.empty(count, device=self._device)
             operations.append(dist.P2POp(dist.irecv, numbers, check.giver))
         for work in dist.batch_isend_irecv(operations):
@@ -139,7 +146,9 @@ class UpdateAgain:
         states: list[dict[str, Tensor]] = []
         first = 0
         for fact in facts:
-            name, shape, slots = fact["name"], fact["shape"], self._slots(fact["name"])
+            name = fact["name"]
+            shape = fact["shape"]
+            slots = self._slots(fact["name"])
             size = math.prod(shape)
             # Copies, because a part does not begin where an allocation would.
             parts = [

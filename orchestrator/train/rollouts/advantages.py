@@ -39,6 +39,7 @@ def advantages(rewards: np.ndarray, baseline: str, scale: str = "none") -> Advan
     # Answers without a reward (a reward that failed) leave the group, or a 0 for them would shift the others'
     # baseline.
     count = is_counted.sum(1, keepdims=True)
+    # [prompts, 1]; fp64 throughout: rewards of a group may differ by less than fp32 keeps of their size.
     total = np.where(is_counted, rewards, 0.0).sum(1, keepdims=True)
     mean = total / np.maximum(count, 1)
     centred = np.where(is_counted, rewards - mean, 0.0)
@@ -47,9 +48,12 @@ def advantages(rewards: np.ndarray, baseline: str, scale: str = "none") -> Advan
         centred = centred * count / np.maximum(count - 1, 1)
     group_deviation = _deviation(np.where(is_counted, rewards - mean, 0.0), count)
     if scale == "group":
+        # Dividing weighs prompts whose answers are almost all right or all wrong more than others (Liu et al., 2025,
+        # "Dr. GRPO").
         centred = centred / (group_deviation + MIN_DEVIATION)
     elif scale == "batch":
         # The whole global batch gives the scale, so that it does not depend on which rank has which prompt.
+        # Raw rewards and not centred ones, as TRL's "batch": the deviation then includes that between prompts.
         all_rewards = rewards[is_counted]
         batch_deviation = float(all_rewards.std(ddof=1)) if len(all_rewards) > 1 else 0.0
         centred = centred / (batch_deviation + MIN_DEVIATION)

@@ -39,7 +39,12 @@ class Pending(NamedTuple):
 
     @classmethod
     def of(cls, version: int, prompts: Sequence[Sequence[Prompt]]) -> Pending:
-        """Return the pending answers to the prompts of each step."""
+        """Return the pending answers to the prompts of each step.
+
+        Args:
+            version: steps done by the weights that generate.
+            prompts: of each step of the rollout.
+        """
         return cls(version, digests_of(prompts), list(map(len, prompts)))
 
 
@@ -59,7 +64,12 @@ class Ahead:
 
     @classmethod
     def of(cls, pending: Pending, shares: Iterable[Share]) -> Ahead:
-        """Return the answers of all ranks, whose shares came as JSON."""
+        """Return the answers of all ranks, whose shares came as JSON.
+
+        Args:
+            pending: what was asked for.
+            shares: of each rank.
+        """
         by_number = {number: answers for share in shares for number, answers in share}
         answers = [[Drawn(*drawn) for drawn in by_number[number]] for number in range(len(pending.digests))]
         return cls(pending.version, pending.digests, answers)
@@ -67,6 +77,8 @@ class Ahead:
     def pieces(self, max_tokens: int) -> list[TensorPiece]:
         """Return the tensors of a commit, whose shapes are the same in each. `max_tokens` is the longest answer's."""
         shape = (len(self.answers), len(self.answers[0]))
+        # [prompts, group, max_tokens]: of one shape in all commits, so that the room for a snapshot is known
+        # beforehand.
         tokens = torch.full((*shape, max_tokens), NO_TOKEN, dtype=torch.int32)
         log_probabilities = torch.zeros(*shape, max_tokens)
         for number, prompt_answers in enumerate(self.answers):
@@ -93,6 +105,7 @@ class Ahead:
             return None
         tokens = reader.read(f"{AHEAD}tokens")
         log_probabilities = reader.read(f"{AHEAD}log_probabilities")
+        # The length is not stored: no token has the number -1.
         lengths = (tokens != NO_TOKEN).sum(-1).tolist()
         entropy = reader.read(f"{AHEAD}entropy").tolist()
         ended = reader.read(f"{AHEAD}ended").tolist()

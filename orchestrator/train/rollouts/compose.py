@@ -89,7 +89,15 @@ def rollouts_of(
 def make_rollouts(
     inputs: TrainingInputs, tokens: Tokens, task: Task, device: Device, context: WorkerContext
 ) -> dict[str, int]:
-    """Generate answers for the ranks of a run until this worker is stopped. Return how many units of work."""
+    """Generate answers for the ranks of a run until this worker is stopped. Return how many units of work.
+
+    Args:
+        inputs: the job's workload and samples.
+        tokens: the prepared data, with the tokenizer.
+        task: where the queue of work is.
+        device: this worker's device.
+        context: the connection to the controller.
+    """
     rollout = inputs.job.spec.rollout
     assert rollout is not None
     make_sampler = vllm_sampler if rollout.engine == "vllm" else own_sampler
@@ -100,7 +108,15 @@ def make_rollouts(
 def own_sampler(
     inputs: TrainingInputs, tokens: Tokens, rollout: RolloutSpec, device: Device, context: WorkerContext
 ) -> OwnSampler:
-    """Return what generates answers in this process."""
+    """Return what generates answers in this process.
+
+    Args:
+        inputs: the job's workload.
+        tokens: the prepared data, with the tokenizer.
+        rollout: how answers are generated.
+        device: this process's device.
+        context: the connection to the controller.
+    """
     spec = inputs.job.spec
     return OwnSampler(
         inputs.workload,
@@ -117,7 +133,15 @@ def own_sampler(
 def vllm_sampler(
     inputs: TrainingInputs, tokens: Tokens, rollout: RolloutSpec, device: Device, context: WorkerContext
 ) -> VllmSampler:
-    """Return what generates answers with vLLM. Raises InputError if that is not installed."""
+    """Return what generates answers with vLLM. Raises InputError if that is not installed.
+
+    Args:
+        inputs: the job's workload.
+        tokens: the prepared data, with the tokenizer.
+        rollout: how answers are generated.
+        device: this worker's device.
+        context: the connection to the controller.
+    """
     spec = inputs.job.spec
     context.set_waiting(True)  # it compiles, which may take longer than any step
     sampler = VllmSampler(

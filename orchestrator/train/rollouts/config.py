@@ -152,7 +152,12 @@ class RolloutSpec(StrictModel):
 
 
 def beside_rollout_workers(resources: ResourceSpec, rollout: RolloutSpec | None) -> ResourceSpec:
-    """Return the resources with rollout workers among the workers, all of which divide the memory of their nodes."""
+    """Return the resources with rollout workers among the workers, all of which divide the memory of their nodes.
+
+    Args:
+        resources: of the training workers.
+        rollout: the job's rollouts; None without.
+    """
     if rollout is None or rollout.workers is None:
         return resources
     max_workers = resources.workers.max + rollout.workers.max
@@ -165,7 +170,8 @@ def with_rollouts(document: Any) -> Any:
         return document
     if workload.get("objective") not in REWARDED:
         return document
-    train, options = document.get("train"), workload.get("options")
+    train = document.get("train")
+    options = workload.get("options")
     if isinstance(train, dict) and isinstance(options, dict) and options.get("beta"):
         document = {**document, "train": {"reference": "held", **train}}
     return document if document.get("rollout") is not None else {**document, "rollout": {}}
@@ -180,7 +186,16 @@ def rollout_problem(
     rollout: RolloutSpec | None,
     rewards: Sequence[RewardSpec],
 ) -> str:
-    """Return what is wrong with a job's rollouts and rewards; empty if nothing is."""
+    """Return what is wrong with a job's rollouts and rewards; empty if nothing is.
+
+    Args:
+        workload: the model and its objective.
+        sequence_length: tokens of a row.
+        train: steps, batch and reference.
+        checkpoint_every: steps between checkpoints.
+        rollout: the job's rollouts; None without.
+        rewards: the job's rewards.
+    """
     objective = workload.objective
     if objective not in REWARDED:
         key = "rollout" if rollout else "rewards" if rewards else ""

@@ -16,7 +16,13 @@ INSTALL = f"{install('vllm')}, or set it to own"
 
 
 def check_engine(rollout: RolloutSpec | None, resources: ResourceSpec, workload: Any) -> None:
-    """Raise InputError unless vLLM, if the job names it, is installed, and has a GPU and a class for the model."""
+    """Raise InputError unless vLLM, if the job names it, is installed, and has a GPU and a class for the model.
+
+    Args:
+        rollout: the job's rollouts; None without.
+        resources: of the workers.
+        workload: the model.
+    """
     if rollout is None or rollout.engine != "vllm":
         return
     if not resources.per_worker.gpu:

@@ -13,9 +13,9 @@ from orchestrator.config.errors import InputError
 from orchestrator.parallel.rank_messages import gather_json
 from orchestrator.rewards.config import RewardSpec
 from orchestrator.rewards.scorer import Answer, Scorer, weighted
-from orchestrator.train.rollouts.made import Scored
 from orchestrator.train.rollouts.prompts import Prompt
 from orchestrator.train.rollouts.reward_model import RewardModel
+from orchestrator.train.rollouts.rollout_data import Scored
 from workloads.model.answers import Drawn
 
 UNSCORED_STEPS = 3
@@ -126,13 +126,13 @@ class Judge:
         if self._unscored_steps < UNSCORED_STEPS:
             return
         failures = self._scorer.failures[-1:]
-        told = [
+        failures_of_ranks = [
             problem for rank_problems in gather_json(list(map(str, failures))) for problem in rank_problems
         ]
         skipped = [reward.title for reward in self.rewards if reward.on_error == "skip"]
         raise InputError(
             f"{' or '.join(skipped)} left out all answers of {UNSCORED_STEPS} steps in a row, so that they trained "
-            f"on nothing; the last one: {' '.join(told[-1:]) or 'unknown'}",
+            f"on nothing; the last one: {' '.join(failures_of_ranks[-1:]) or 'unknown'}",
             "rewards",
             "fix it, or set on_error to zero",
         )

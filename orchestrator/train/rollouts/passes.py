@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from orchestrator.config.metric_names import pass_at
-from orchestrator.train.rollouts.made import Scored
+from orchestrator.train.rollouts.rollout_data import Scored
 
 RIGHT = 1.0
 """The smallest reward of an answer that is right."""
@@ -50,4 +50,5 @@ def pass_probability(answers: int, right: int, k: int) -> float:
         right: how many of them are right.
         k: how many are drawn.
     """
+    # Whole numbers: comb(answers - right, k) is 0 if fewer than k answers are wrong, so the result is exactly 1.
     return 1.0 - math.comb(answers - right, k) / math.comb(answers, k)

@@ -51,7 +51,13 @@ def prompts_at(batches: Batches, position: int, count: int, room: int) -> list[P
 
 
 def prompts_of_set(read: SampleReader, numbers: Sequence[int], room: int) -> list[Prompt]:
-    """Return the prompts of a held-out set by their numbers."""
+    """Return the prompts of a held-out set by their numbers.
+
+    Args:
+        read: returns the words of a row.
+        numbers: of the prompts in the set.
+        room: maximum tokens of a prompt.
+    """
     return [_prompt(read, number, read(number), room, 0) for number in numbers]
 
 

@@ -43,6 +43,7 @@ class QueuedSampler:
     @property
     def _version(self) -> int:
         """The number of the weights that were taken last. Later attempts have larger numbers."""
+        # Weights of an ended attempt may still lie on a server: their numbers must not be those of new ones.
         return (self._attempt << 32) + self._versions
 
     def take(self, engine: Engine) -> None:
@@ -79,7 +80,9 @@ class QueuedSampler:
         elapsed = time.monotonic() - ahead.asked_at
         results = self._collect_results(ahead.call, ahead.names)
         overlapped = [
-            (result.taken, min(result.made, elapsed)) for result in results if result.taken < elapsed
+            (result.taken_after, min(result.finished_after, elapsed))
+            for result in results
+            if result.taken_after < elapsed
         ]
         return GeneratedAhead([_drawn(result) for result in results], overlapped)
 
@@ -138,6 +141,11 @@ def generate_until_stopped(task: Task, sampler: UnitSampler, context: WorkerCont
 
     Raises:
         OSError: the queue is gone, or no server has the weights that a unit needs.
+
+    Args:
+        task: where the queue is, and injected faults.
+        sampler: generates the answers of a unit.
+        context: the connection to the controller.
     """
     address = task.rollout_address
     assert address is not None
@@ -152,6 +160,7 @@ def generate_until_stopped(task: Task, sampler: UnitSampler, context: WorkerCont
         for fault in task.parsed_faults:
             fault.apply(0, 1, units_done + 1, task.attempt)
         if work.content["version"] != version:
+            # Before reading: a read that fails halfway leaves a mixture of two versions in the replica.
             version = -1
             if not _has_read(address, sampler, context.rank_info.node, queue, work):
                 continue

@@ -72,6 +72,8 @@ class Replica:
             return
         if engine is not self._engine:  # all ranks replace theirs at the same step, when parameters thaw
             self._engine = engine
+            # The pieces of all ranks tile every trained tensor once, so each rank broadcasts its own and nobody
+            # gathers.
             by_rank = gather_json([location_of(piece) for piece in own_pieces])
             self._locations = [
                 [PieceLocation(name, tuple(start), tuple(extent)) for name, start, extent in rank_locations]
@@ -83,7 +85,12 @@ class Replica:
 
     @torch.no_grad()
     def fill(self, locations: Iterable[PieceLocation], read: Callable[[Tensor], object]) -> None:
-        """Fill pieces with values that `read` writes into fp32 tensors on the CPU, one after another."""
+        """Fill pieces with values that `read` writes into fp32 tensors on the CPU, one after another.
+
+        Args:
+            locations: of the pieces.
+            read: writes the values of the next piece into a tensor of its shape.
+        """
         for location in locations:
             values = torch.empty(location.extent)
             read(values)
@@ -100,6 +107,7 @@ class Replica:
                 flat = torch.cat(parts)
             else:
                 flat = torch.empty(total, device=self._device.device)
+            # fp32 whatever the compute dtype: each sampler casts as training does, so that probabilities agree.
             dist.broadcast(flat, rank)
             for location, values in zip(
                 locations[batch], flat.split([p.size for p in locations[batch]]), strict=True

@@ -28,13 +28,13 @@ from orchestrator.train.rollouts.advantages import Advantages, advantages
 from orchestrator.train.rollouts.ahead import Ahead, NextRollout, Pending
 from orchestrator.train.rollouts.config import RolloutSpec
 from orchestrator.train.rollouts.judge import Judge
-from orchestrator.train.rollouts.kept import KeptRollouts
-from orchestrator.train.rollouts.made import Rollout, Scored, Seconds, rate
 from orchestrator.train.rollouts.passes import PassSpec
 from orchestrator.train.rollouts.prompts import Prompt, prompts_at, prompts_of_set
+from orchestrator.train.rollouts.rollout_data import Rollout, Scored, Seconds, rate
 from orchestrator.train.rollouts.rows import Rows
 from orchestrator.train.rollouts.sampler import AnswerSampler, Unit
 from orchestrator.train.rollouts.shares import Division, Share, covered
+from orchestrator.train.rollouts.stored_rollouts import KeptRollouts
 from orchestrator.train.task import Task
 from workloads.objectives.rewarded import SAMPLED, Rewarded
 from workloads.workload import Workload
@@ -80,7 +80,7 @@ class Rollouts:
             has_experts=bool(self.workload.config.moe),
             dropout_seed=self.dropout_seed,
         )
-        self._kept: KeptRollouts | None = None
+        self._text_writer: KeptRollouts | None = None
         self._waiting: list[Rollout] = []
         info = self.context.rank_info
         self._division = Division(self.spec.together, self.spec.group, info.rank, self.layout.world)
@@ -98,11 +98,17 @@ class Rollouts:
     def close(self) -> None:
         """End the processes that compute rewards."""
         self.judge.close()
-        if self._kept is not None:
-            self._kept.close()
+        if self._text_writer is not None:
+            self._text_writer.close()
 
     def prompts(self, batches: Batches, position: int, count: int) -> list[Prompt]:
-        """Return the prompts at positions [position, position + count)."""
+        """Return the prompts at positions [position, position + count).
+
+        Args:
+            batches: the run's samples and their order.
+            position: the first position.
+            count: number of prompts.
+        """
         return prompts_at(batches, position, count, self._room)
 
     @property
@@ -111,13 +117,21 @@ class Rollouts:
         return self.sequence_length - self.spec.max_tokens
 
     def keep(self, step: int, rollout: Rollout, task: Task) -> None:
-        """Keep the rollouts of a step as text, if the job asks for it."""
+        """Keep the rollouts of a step as text, if the job asks for it.
+
+        Args:
+            step: number of the step.
+            rollout: what it trains on.
+            task: the run directory, and whether this process writes to it.
+        """
         is_due = step == 1 or step % self.spec.keep_every == 0
         if not (is_due and task.commit and self.context.rank_info.rank == 0):
             return
-        if self._kept is None:
-            self._kept = KeptRollouts(task.run)
-        self._kept.add(step, [self.judge.prompt_text(prompt.tokens) for prompt in rollout.prompts], rollout)
+        if self._text_writer is None:
+            self._text_writer = KeptRollouts(task.run)
+        self._text_writer.add(
+            step, [self.judge.prompt_text(prompt.tokens) for prompt in rollout.prompts], rollout
+        )
 
     def take(self, engine: Engine) -> None:
         """Take the weights of an engine, from which answers are generated from now on."""
@@ -215,8 +229,12 @@ class Rollouts:
 
     def _make(self, engine: Engine, step: int, prompts: Sequence[list[Prompt]]) -> list[Rollout]:
         """Return what all steps of a rollout train on, and ask for the answers of the next one."""
-        current, next_prompts = prompts[: self.spec.steps], prompts[self.spec.steps :]
+        current = prompts[: self.spec.steps]
+        next_prompts = prompts[self.spec.steps :]
+        # Stale answers count only if they belong to these very prompts: after an instability samples are skipped, and
+        # the rollout's prompts are others.
         ready = self.next.take(current)
+        # Weights travel only if someone generates with them: now, or ahead for the next rollout.
         if ready is None or next_prompts:
             started = time.perf_counter()
             self.take(engine)
@@ -263,6 +281,8 @@ class Rollouts:
         as these updates compute them. Stale answers brought theirs along.
         """
         epochs = range(1, self.spec.epochs + 1)
+        # With SAMPLED missing the loss takes the forward pass's own values, whose ratio is exactly 1. That is right for
+        # the first update of fresh answers and saves it a pass; every later update needs the stored ones.
         compared = [
             self._compared(engine, rollout) if not is_stale and (number or self.spec.epochs > 1) else rollout
             for number, rollout in enumerate(rollouts)
@@ -305,6 +325,7 @@ class Rollouts:
             is_stale: whether these are not the weights before the rollout.
         """
         group = self.spec.group
+        # fp64 [prompts, group], NaN for an answer that is left out.
         rewards = np.array([[answer.reward for answer in prompt_answers] for prompt_answers in answers])
         step_advantages = advantages(rewards, self._objective.baseline, self._objective.scale_rewards)
         own_rows = self._my_rows(len(prompts) * group)

@@ -11,8 +11,8 @@ import torch
 from orchestrator.data.samples import receipt
 from orchestrator.train.rollouts.advantages import Advantages
 from orchestrator.train.rollouts.config import RolloutSpec
-from orchestrator.train.rollouts.made import Scored
 from orchestrator.train.rollouts.prompts import Prompt
+from orchestrator.train.rollouts.rollout_data import Scored
 from workloads.model.dropout import KEYS, ROW_TOKENS, row_keys
 from workloads.model.exact_answers import Text
 from workloads.model.masks import REAL
@@ -60,12 +60,20 @@ class Rows:
 
         If the answers are stale, earlier weights than those of the rollout generated them, and the loss compares with
         the log-probabilities that they had then.
+
+        Args:
+            prompts: of the step.
+            answers: to each of them.
+            step_advantages: of all answers, [prompts, group].
+            rows: numbers of the rows among those of the step: row r is answer r % group to prompt r // group.
+            is_stale: whether earlier weights generated the answers.
         """
         group = self.spec.group
         size = len(rows)
         places = [divmod(row, group) for row in rows]
         texts = [Text(prompts[number].tokens, answers[number][k].drawn.tokens) for number, k in places]
         batch = self.of_texts(texts, size)
+        # [B, L] each, fp32: zero where nothing is predicted, so that sums over a row need no mask.
         floats = {
             name: np.zeros((size, self.length), dtype=np.float32)
             for name in (ADVANTAGE, WEIGHT, COUNTED, DRAWN)
@@ -86,7 +94,12 @@ class Rows:
         return batch
 
     def of_texts(self, texts: Iterable[Text | None], size: int) -> Batch:
-        """Return what a forward pass reads of `size` rows, from their texts; None is a row of padding."""
+        """Return what a forward pass reads of `size` rows, from their texts; None is a row of padding.
+
+        Args:
+            texts: of the rows; None is a row of padding.
+            size: number of rows.
+        """
         tokens = np.full((size, self.length), self.objective.vocabulary.padding, dtype=np.int64)
         labels = np.full((size, self.length), IGNORE, dtype=np.int64)
         real = np.zeros((size, self.length), dtype=bool)
@@ -110,6 +123,12 @@ class Rows:
         """Return the sum of the receipt digests of rows: of each prompt once, and of each answer and its reward.
 
         With staleness, an answer counts with the version that generated it.
+
+        Args:
+            prompts: of the step.
+            answers: to each of them.
+            rows: numbers of the rows.
+            version: steps done by the weights that generated the answers.
         """
         group = self.spec.group
         digests = []
@@ -119,6 +138,7 @@ class Rows:
             prompt = prompts[number]
             answer = answers[number][k]
             ids = np.array([*answer.drawn.tokens, *versions], dtype=np.int64)
+            # The bits of the reward, so that a receipt notices any difference.
             reward = int(np.float64(answer.reward).view(np.int64))
             digests.append(receipt.digest(prompt.number * group + k, reward, ids))
             digests += [prompt.digest] if k == 0 else []
@@ -131,6 +151,7 @@ class Rows:
             weight[:] = 1.0
             counted[:] = 1.0
             return
+        # The division by the number of answers follows over the global batch: `counted` adds one for each answer.
         weight[:] = 1.0 / (len(weight) if loss_type == "grpo" else self.spec.max_tokens)
         counted[0] = 1.0
 

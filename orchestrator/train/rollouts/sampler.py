@@ -136,13 +136,15 @@ class OwnSampler:
     def answers_of(self, unit: Unit) -> list[list[Drawn]]:
         """See `UnitSampler.answers_of`."""
         has_training_bits = unit.first_row is not None and self._training_pass is not None
+        # A race draws the same token from probabilities that differ in the last bits, so most of a draft survives its
+        # reading.
         temperature = 0.0 if unit.is_greedy else self._sampling.temperature
         how: dict[str, Any] = {
             "sampling": replace(self._sampling, temperature=temperature, is_race=has_training_bits),
             "ends": self._ends,
             "ended": self._ended,
         }
-        asked: dict[str, Any] = {
+        request: dict[str, Any] = {
             "prompts": unit.prompts,
             "numbers": unit.numbers,
             "max_tokens": self._spec.max_tokens,
@@ -151,7 +153,7 @@ class OwnSampler:
         draft = partial(draw_answers, model, self._config, progressed=self._progressed, **how)
         with self._device.casting_once(), self._device.autocast():
             if unit.first_row is None or self._training_pass is None:
-                return draft(**asked)
+                return draft(**request)
             first_row, training_pass = unit.first_row, self._training_pass
 
             def read(rows: range, texts: Sequence[Text]) -> list[Read]:
@@ -159,4 +161,4 @@ class OwnSampler:
                 return training_pass.read(model, first_row, rows, texts)
 
             passes = training_pass.passes(first_row, sum(map(len, unit.numbers)))
-            return exact_answers(draft, read, passes, **asked, **how)
+            return exact_answers(draft, read, passes, **request, **how)

@@ -40,7 +40,13 @@ class Division:
     def units(
         self, prompts: Sequence[Prompt], numbers: Sequence[list[int]], is_greedy: bool = False
     ) -> list[Unit]:
-        """Return this rank's units. `numbers` are those of the answers to each prompt."""
+        """Return this rank's units. `numbers` are those of the answers to each prompt.
+
+        Args:
+            prompts: all prompts of the step.
+            numbers: of the answers to each prompt.
+            is_greedy: whether the most likely tokens are taken.
+        """
         return [
             Unit([prompts[n].tokens for n in unit_numbers], [numbers[n] for n in unit_numbers], is_greedy)
             for unit_numbers in self._unit_prompts(len(prompts))
@@ -76,7 +82,12 @@ class Division:
         return list(zip(numbers, chain.from_iterable(unit_answers), strict=True))
 
     def shares(self, steps: Sequence[int], answers: Iterable[list[Drawn]]) -> list[Share]:
-        """Return this rank's share of the answers to the prompts of each step, of all `answers` in order."""
+        """Return this rank's share of the answers to the prompts of each step, of all `answers` in order.
+
+        Args:
+            steps: the number of prompts of each step.
+            answers: to the prompts of all steps, in order.
+        """
         remaining = iter(answers)
         answers_by_step = [list(islice(remaining, count)) for count in steps]
         return [
@@ -89,6 +100,8 @@ class Division:
 
     def _unit_prompts(self, prompts: int) -> list[range]:
         """Return the numbers of the prompts of each unit, of so many prompts."""
+        # Units begin at multiples of `together` whatever the number of ranks: what is decoded together decides the last
+        # bits.
         starts = range(self.rank * self.together, prompts, self.world * self.together)
         return [range(first, min(first + self.together, prompts)) for first in starts]
 

@@ -39,20 +39,33 @@ class TrainingPass:
     def passes(self, first_row: int, count: int) -> list[range]:
         """Return which of a unit's `count` rows share a micro-batch. `first_row` is the place of the first of them in
         its step.
+
+        Args:
+            first_row: number of the unit's first row in its step.
+            count: rows of the unit.
         """
         starts = range(-(first_row % self.size), count, self.size)
         return [range(max(start, 0), min(start + self.size, count)) for start in starts]
 
     @torch.inference_mode()
     def read(self, model: nn.Module, first_row: int, rows: range, texts: Sequence[Text]) -> list[Read]:
-        """Return what a pass computes of the answers of some of `passes`."""
+        """Return what a pass computes of the answers of some of `passes`.
+
+        Args:
+            model: the whole model, in evaluation mode.
+            first_row: as in `passes`.
+            rows: one of `passes`.
+            texts: of these rows.
+        """
+        # Rows of other units stand before these in the micro-batch; padding takes their place, so that the shape is the
+        # same.
         first_place = (first_row + rows.start) % self.size
         batch = self.rows.of_texts([*[None] * first_place, *texts], self.size)
         batch = {name: values.to(self.device) for name, values in batch.items()}
         logits = tempered(model(batch).logits, batch)
         log_p = log_probabilities(logits, batch["labels"])
-        where = [(place, positions_of_labels(text)) for place, text in enumerate(texts, start=first_place)]
-        return [Read(logits[place, span].float(), log_p[place, span]) for place, span in where]
+        where = [(row, positions_of_labels(text)) for row, text in enumerate(texts, start=first_place)]
+        return [Read(logits[row, span].float(), log_p[row, span]) for row, span in where]
 
 
 def training_pass(
@@ -61,6 +74,13 @@ def training_pass(
     """Return what reads answers as the micro-batches of a job do, each of which is a virtual shard.
 
     Returns None for a job that is not bitwise, whose micro-batches depend on the layout.
+
+    Args:
+        workload: the model and its objective.
+        train: says whether the job is bitwise, and in how many shards.
+        rollout: how answers are generated.
+        sequence_length: tokens of a row.
+        device: the device of the model.
     """
     if not train.bitwise_shards:
         return None

@@ -166,7 +166,12 @@ def _reporting(progressed: Callable[[], object], max_seconds: float) -> Iterator
 
 
 def answer_seed(seed: int, number: int) -> int:
-    """Return the seed of an answer, from that of the run and the number of the answer: 63 bits, not negative."""
+    """Return the seed of an answer, from that of the run and the number of the answer: 63 bits, not negative.
+
+    Args:
+        seed: of the run.
+        number: of the answer.
+    """
     digest = hashlib.blake2b(struct.pack("<2q", seed, number), digest_size=8).digest()
     return int.from_bytes(digest, "little") >> 1
 

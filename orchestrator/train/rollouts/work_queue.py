@@ -38,7 +38,8 @@ class _Unit:
         is_ahead: whether its rank trains meanwhile. Units that ranks wait for go first.
         asked_at: the monotonic time at which it was asked for.
         answers: the answers as text; None before they are there.
-        taken, made: the seconds from asking until a worker took it, the last one if several did, and until the answers.
+        taken_after, finished_after: the seconds from asking until a worker took it, the last one if several did, and
+            until the answers.
         worker: the rollout worker that generates them, empty without one, and the number of its connection.
     """
 
@@ -48,8 +49,8 @@ class _Unit:
     is_ahead: bool
     asked_at: float
     answers: str | None = None
-    taken: float = 0.0
-    made: float = 0.0
+    taken_after: float = 0.0
+    finished_after: float = 0.0
     worker: tuple[str, int] = ("", 0)
 
 
@@ -159,7 +160,9 @@ class RolloutQueue:
         def ready_results() -> dict[str, list[Any]]:
             units = {name: self._units[name] for name in names}
             ready = {name: unit for name, unit in units.items() if unit.answers is not None}
-            return {name: [unit.answers, unit.taken, unit.made] for name, unit in ready.items()}
+            return {
+                name: [unit.answers, unit.taken_after, unit.finished_after] for name, unit in ready.items()
+            }
 
         with self._changed:
             if not self._units.keys() >= set(names):
@@ -198,7 +201,7 @@ class RolloutQueue:
                 return None
             unit = self._units[chosen]
             unit.worker = worker
-            unit.taken = time.monotonic() - unit.asked_at
+            unit.taken_after = time.monotonic() - unit.asked_at
             return [chosen, unit.text]
 
     def _first(self) -> str | None:
@@ -213,7 +216,7 @@ class RolloutQueue:
             if (unit := self._units.get(name)) is not None:
                 if unit.answers is None:
                     self.done += 1
-                    unit.made = time.monotonic() - unit.asked_at
+                    unit.finished_after = time.monotonic() - unit.asked_at
                 unit.answers = answers
                 self._changed.notify_all()
         return {}
@@ -225,7 +228,12 @@ class RolloutQueue:
 
 
 def worker_name(node: str, pid: int) -> str:
-    """Return the name of a rollout worker in the queue."""
+    """Return the name of a rollout worker in the queue.
+
+    Args:
+        node: the worker's node.
+        pid: its process.
+    """
     return f"{node}:{pid}"
 
 
@@ -246,12 +254,13 @@ class UnitResult(NamedTuple):
 
     Attributes:
         answers: as plain data; None if the weights generate none.
-        taken, made: the seconds from asking until a rollout worker took the unit, and until the answers.
+        taken_after, finished_after: the seconds from asking until a rollout worker took the unit, and until the
+            answers.
     """
 
     answers: Any
-    taken: float
-    made: float
+    taken_after: float
+    finished_after: float
 
 
 class QueueClient:
@@ -339,7 +348,12 @@ class QueueClient:
         return Work(name, json.loads(text))
 
     def give(self, name: str, answers: Any) -> None:
-        """Hand in the answers of a unit, as plain data."""
+        """Hand in the answers of a unit, as plain data.
+
+        Args:
+            name: name of the unit.
+            answers: to its prompts.
+        """
         self._do("give", json.dumps(answers).encode(), name=name)
 
     def is_wanted(self, name: str) -> bool:

@@ -405,7 +405,7 @@ def test_a_saver_makes_snapshots_and_now_and_then_a_commit(
             piece = TensorPiece("model.w", (2, 1), (writer, 0), torch.full((1, 1), float(step)))
             saver.save(step, [piece], META, durable=step % 3 == 0, complete=step - 1)
         settled(savers)
-        assert [saver.held for saver in savers] == [step, step]
+        assert [saver.snapshot_step for saver in savers] == [step, step]
     first, second = [saver.close() for saver in savers]
     assert [(each.step, each.state) for each in first if each.place == "peer memory"] == [
         (step, "written") for step in range(1, 7)
@@ -430,7 +430,7 @@ def test_a_snapshot_does_not_wait_for_storage(servers: list[SnapshotServer], in_
         assert saver.has_room
         saver.save(step, [full_piece("model.w", torch.ones(4))], META, durable=False, complete=step - 1)
     settled([saver])
-    assert (saver.held, [step for step, _ in saver._busy.items()]) == (4, [(0, "commit")])
+    assert (saver.snapshot_step, [step for step, _ in saver._busy.items()]) == (4, [(0, "commit")])
     saver.tell_failed([-1, 1])
     saver.close()
 
@@ -471,7 +471,7 @@ def test_full_memory_costs_the_copy_and_not_the_commit(
     saver = Saver(Store(str(in_memory)), placement=placement(servers, 0))
     saver.save(1, [full_piece("model.w", torch.ones(300_000))], META)
     copy, durable = sorted(saver.close(), key=lambda outcome: outcome.place != "peer memory")
-    assert (copy.state, durable.state, saver.held) == ("failed", "published", -1)
+    assert (copy.state, durable.state, saver.snapshot_step) == ("failed", "published", -1)
     assert "No space left" in copy.reason
     assert TOKEN not in copy.reason
 

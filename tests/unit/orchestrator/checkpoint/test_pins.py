@@ -15,7 +15,7 @@ from thin import every
 
 from orchestrator.checkpoint import pins
 from orchestrator.checkpoint.commit_store import Store
-from orchestrator.checkpoint.pins import held, hold, holders, holding, release
+from orchestrator.checkpoint.pins import hold, holders, holding, pinned_steps, release
 from orchestrator.checkpoint.resolve_checkpoint import reading
 from orchestrator.checkpoint.retention import Retention, prune, rewind
 from orchestrator.checkpoint.shard import RawPiece
@@ -82,7 +82,7 @@ def test_who_was_killed_holds_nothing_once_it_holds_another(store: Store) -> Non
     assert hold(store, 1, "an export")
     assert hold(store, 2, "another")
     assert hold(store, 3, "an export")
-    assert held(store.backend.list()) == {2, 3}
+    assert pinned_steps(store.backend.list()) == {2, 3}
 
 
 def test_a_reader_that_was_killed_holds_nothing_once_old_commits_are_removed(store: Store) -> None:
@@ -176,9 +176,9 @@ def test_a_mark_of_tomorrow_is_made_anew(store: Store) -> None:
 
 def test_two_readers_of_one_process_hold_two_commits(store: Store) -> None:
     with reading(store, 1), reading(store, 3), reading(store, 3):
-        assert held(store.backend.list()) == {1, 3}
+        assert pinned_steps(store.backend.list()) == {1, 3}
         assert len(holders(store, 3)) == 2
-    assert held(store.backend.list()) == set()
+    assert pinned_steps(store.backend.list()) == set()
 
 
 @pytest.mark.parametrize("content", [b"", b"[]", b'{"process": 3}', b'{"process": {"pid": "x"}}'])

@@ -66,7 +66,7 @@ def test_a_part_of_a_row_is_that_of_the_whole(
                     given[0][:, :, mine], *given[1:], Mask(causal=True, documents=told), None
                 )
         assert ("variable-length flash" in used) == (how == "flash")
-        assert len(told.made) == (how == "mask")
+        assert len(told.dense_mask) == (how == "mask")
         found[:, :, mine] = mixed.double()
     off = 2e-2 if how == "flash" else 1e-12
     torch.testing.assert_close(found, wanted, atol=off, rtol=off)

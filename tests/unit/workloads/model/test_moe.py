@@ -158,7 +158,7 @@ def test_the_bias_evens_the_load_without_changing_weights() -> None:
 
     def load() -> Tensor:
         module(hidden)
-        found, module.seen = module.seen, None
+        found, module.routing_statistics = module.routing_statistics, None
         return found[1:-2]
 
     before = load()

@@ -17,7 +17,7 @@ from orchestrator.optim.groups import Rate, groups_of
 from workloads.errors import WorkloadError
 from workloads.hf.check.parity_table import SWITCH, TOLERANCE, Case, compare
 from workloads.load import load
-from workloads.model.mup import beside, folded, logit_scale, score_scale
+from workloads.model.mup import folded, logit_scale, score_scale, with_base
 from workloads.model.presets import PRESETS, preset
 from workloads.transformer_workload import TransformerWorkload
 from workloads.workload import Vocabulary
@@ -121,7 +121,7 @@ def test_the_layers_of_a_pair_stay_as_large_too() -> None:
 @pytest.mark.parametrize("name", sorted(n for n in PRESETS if n.endswith("-tiny")))
 def test_a_model_as_wide_as_its_base_is_the_plain_model(name: str) -> None:
     config = preset(name)
-    same = beside(config, {"hidden": config.hidden, "heads": config.heads})
+    same = with_base(config, {"hidden": config.hidden, "heads": config.heads})
     plain, scaled = (TransformerWorkload(name, c, None, VOCABULARY) for c in (config, same))  # type: ignore[arg-type]
     assert plain.shapes == scaled.shapes
     for tensor in plain.shapes:
@@ -157,7 +157,7 @@ def test_four_times_the_width(tensor: str, spread: float | None, lr: float) -> N
 def test_biases_of_experts_learn_as_vectors_do() -> None:
     moe = {"moe": {"bias": True}}
     config = preset("mixtral-tiny").changed(moe)
-    wide = TransformerWorkload("wide", beside(config, {"hidden": 16, "heads": 4}), None, VOCABULARY)  # type: ignore[arg-type]
+    wide = TransformerWorkload("wide", with_base(config, {"hidden": 16, "heads": 4}), None, VOCABULARY)  # type: ignore[arg-type]
     rates = {name.rpartition(".")[2]: wide.lr_scale(name) for name in wide.shapes if ".feedforward." in name}
     assert rates == {
         "weight": 0.25, "logit_bias": 1.0, "gate": 0.25, "up": 0.25, "down": 1.0, "gate_bias": 1.0, "up_bias": 1.0,
@@ -169,16 +169,16 @@ def test_scores_follow_the_width_of_a_head_not_their_number() -> None:
     base = preset("gpt-tiny").changed({"hidden": 64, "heads": 4})
     more, wider = base.changed({"hidden": 256, "heads": 16}), base.changed({"hidden": 256, "heads": 4})
     narrow = {"hidden": 64, "heads": 4}
-    assert score_scale(beside(more, narrow)) == score_scale(base) == 1 / 4
-    assert score_scale(beside(wider, narrow)) == 1 / 4 / 4
+    assert score_scale(with_base(more, narrow)) == score_scale(base) == 1 / 4
+    assert score_scale(with_base(wider, narrow)) == 1 / 4 / 4
 
 
 def test_logits_of_a_tied_head_alone_are_divided() -> None:
     tied, apart = preset("gpt-tiny"), preset("llama-tiny")
-    assert logit_scale(beside(tied, {"hidden": tied.hidden // 4})) == 1 / 4
-    assert logit_scale(beside(apart, {"hidden": apart.hidden // 4})) == 1
+    assert logit_scale(with_base(tied, {"hidden": tied.hidden // 4})) == 1 / 4
+    assert logit_scale(with_base(apart, {"hidden": apart.hidden // 4})) == 1
     t5 = preset("t5-tiny").changed({"hidden": 64})
-    assert logit_scale(beside(t5, {"hidden": 16})) == pytest.approx(16**-0.5 / 4)
+    assert logit_scale(with_base(t5, {"hidden": 16})) == pytest.approx(16**-0.5 / 4)
 
 
 @dataclass(frozen=True)
@@ -189,7 +189,7 @@ class Wide(Case):
 
     @property
     def config(self) -> Any:
-        return beside(super().config, self.base)
+        return with_base(super().config, self.base)
 
 
 HALF = {"hidden": 16}
@@ -232,7 +232,7 @@ def test_transformers_computes_the_same_from_an_export(case: Wide) -> None:
 
 
 def test_a_scale_that_no_norm_can_take_is_not_exported() -> None:
-    config = beside(preset("gpt-tiny").changed({"final_norm": False}), {"hidden": 64})
+    config = with_base(preset("gpt-tiny").changed({"final_norm": False}), {"hidden": 64})
     with pytest.raises(WorkloadError, match=r"set tied: false or checkpoint\.export to null"):
         folded(config, "layers.0.feedforward_norm.weight")
 

@@ -14,7 +14,7 @@ from workloads.errors import WorkloadError
 from workloads.load import load
 from workloads.model.losses import token_loss
 from workloads.model.masks import attends
-from workloads.objectives.preferences import comparable, kept, log_probabilities, means
+from workloads.objectives.preferences import comparable, log_probabilities, means, truncated
 from workloads.objectives.samples import Samples
 from workloads.record_format import MARK, pack
 from workloads.workload import Vocabulary
@@ -60,7 +60,7 @@ def test_what_is_cut_what_is_lost_and_what_is_alike_afterwards(name: str) -> Non
     alike = record([5, 6], [*long, 7], [*long, 8])
     assert end.is_lost(alike)
     assert not start.is_lost(alike)
-    assert kept(np.arange(20), start).tolist() == list(range(12, 20))
+    assert truncated(np.arange(20), start).tolist() == list(range(12, 20))
     assert not comparable([np.array([5, 7 | MARK]), np.array([5, 7 | MARK])])
     batch = end.collate(Samples(lambda n: (fits, lost, alike)[n], 3), [0, 1, 2], 0)
     assert batch["compared"].tolist() == [True, False, False]

@@ -121,7 +121,7 @@ def test_an_engine_that_is_closed_has_no_memory_though_others_refer_to_it(zero: 
         engine = TorchEngine(spec.engine, workload, layout, Device(torch.device("cpu"), torch.float32, group))
         engine.initialise(3)
         engine.train_step(micro_batches(workload, spec, layout, 0), 1e-3)
-        held = {kind: list(tensors) for kind, tensors in engine.held().items()}
+        held = {kind: list(tensors) for kind, tensors in engine.resident_tensors().items()}
         kept = {t.untyped_storage().data_ptr() for tensors in held.values() for t in tensors}
         pieces = [piece.data for piece in engine.state() if piece.data.dim()]
         assert {t.untyped_storage().data_ptr() for t in pieces} <= kept  # a snapshot makes none of its own

@@ -10,8 +10,8 @@ import pytest
 from orchestrator.config.errors import InputError
 from orchestrator.config.metric_names import larger_is_better
 from orchestrator.config.spec import parse
-from orchestrator.train.rollouts.made import Scored
 from orchestrator.train.rollouts.passes import PassSpec, pass_probability
+from orchestrator.train.rollouts.rollout_data import Scored
 from workloads.model.answers import Drawn
 
 

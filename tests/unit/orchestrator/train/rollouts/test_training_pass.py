@@ -13,8 +13,8 @@ from torch import nn
 
 from orchestrator.train.rollouts.advantages import advantages
 from orchestrator.train.rollouts.config import RolloutSpec
-from orchestrator.train.rollouts.made import Scored
 from orchestrator.train.rollouts.prompts import Prompt
+from orchestrator.train.rollouts.rollout_data import Scored
 from orchestrator.train.rollouts.rows import Rows
 from orchestrator.train.rollouts.training_pass import TrainingPass
 from workloads.errors import LogitsNotFinite

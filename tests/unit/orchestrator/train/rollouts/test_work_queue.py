@@ -157,7 +157,7 @@ def test_what_ranks_wait_for_goes_before_what_is_asked_for_ahead(queue: RolloutQ
         "now1": "now1",
     }
     ahead = rank.collect(["ahead0", "ahead1"])
-    assert 0 < ahead["ahead0"].taken < ahead["ahead1"].taken
+    assert 0 < ahead["ahead0"].taken_after < ahead["ahead1"].taken_after
     worker.give("ahead0", "again")
     with pytest.raises(ConnectionError, match="forgot what this rank asked for"):
         rank.collect(["ahead0"])
@@ -171,8 +171,8 @@ def test_generation_begins_when_a_worker_takes_a_unit(queue: RolloutQueue) -> No
     worker = client(queue, "x")
     worker.give(taken(worker).name, 1)
     made = rank.collect(["unit"])["unit"]
-    assert 0.1 <= made.taken <= made.made
-    assert made.made - made.taken <= time.monotonic() - before
+    assert 0.1 <= made.taken_after <= made.finished_after
+    assert made.finished_after - made.taken_after <= time.monotonic() - before
 
 
 def test_a_wrong_token_is_refused(queue: RolloutQueue) -> None:

@@ -71,6 +71,11 @@ class Rollout:
 
 
 def rate(answers: Iterable[list[Drawn]], seconds: float) -> dict[str, float]:
-    """Return the field of a row that says how fast all ranks' answers were generated; empty without answers."""
+    """Return the field of a row that says how fast all ranks' answers were generated; empty without answers.
+
+    Args:
+        answers: of all ranks.
+        seconds: of generating them.
+    """
     tokens = sum(len(answer.tokens) for each in answers for answer in each)
     return {"generated_tokens_per_second": round(tokens / seconds, 3)} if tokens and seconds else {}

@@ -8,9 +8,9 @@ import pytest
 
 from orchestrator.config.errors import InputError
 from orchestrator.observe.pages.kept_rollouts import rollouts_shown
-from orchestrator.train.rollouts.kept import KeptRollouts, kept_steps, read_kept
-from orchestrator.train.rollouts.made import Rollout, Scored
 from orchestrator.train.rollouts.prompts import Prompt
+from orchestrator.train.rollouts.rollout_data import Rollout, Scored
+from orchestrator.train.rollouts.stored_rollouts import KeptRollouts, kept_steps, read_kept
 from workloads.model.answers import Drawn
 
 

@@ -18,7 +18,7 @@ from orchestrator.storage.open_backend import open_backend
 from orchestrator.storage.run_directory import REMOTE_TIMEOUT
 
 if TYPE_CHECKING:  # it imports torch, and reports read what is kept
-    from orchestrator.train.rollouts.made import Rollout
+    from orchestrator.train.rollouts.rollout_data import Rollout
 
 FOLDER = "rollouts"
 CLOSING = 5.0
@@ -39,7 +39,13 @@ class KeptRollouts:
         self._writer = BackgroundWriter(self._write)
 
     def add(self, step: int, texts: Sequence[str], rollout: Rollout) -> None:
-        """Write the rollouts of a step soon. `texts` are those of the prompts."""
+        """Write the rollouts of a step soon. `texts` are those of the prompts.
+
+        Args:
+            step: number of the step.
+            texts: of the prompts.
+            rollout: what the step trains on.
+        """
         lines = [json.dumps(line, ensure_ascii=False) for line in _lines(texts, rollout)]
         self._waiting[file_of(step)] = "\n".join(lines) + "\n"
         with contextlib.suppress(OSError):
@@ -92,6 +98,13 @@ def read_kept(run: str, step: int | None = None) -> tuple[int, list[dict[str, An
     """Return a step and its kept rollouts; of the last step that has any, if none is named.
 
     Raises InputError if there are none, or if the file is damaged.
+
+    Args:
+        run: the run directory.
+        step: the step; None for the last one that has any.
+
+    Raises:
+        InputError: no rollouts were kept, none of this step, or the file is damaged.
     """
     steps = kept_steps(run)
     if not steps:
