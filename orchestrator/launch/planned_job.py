@@ -22,6 +22,7 @@ from orchestrator.planner.device import Machine
 from orchestrator.planner.feed import feed
 from orchestrator.planner.machines import resources_on_device, worker_on_device
 from orchestrator.planner.splits import RolloutPlan, plan_rollouts
+from orchestrator.planner.teacher_workers import TeacherPlan, plan_teacher_workers
 from orchestrator.planner.trace.layout_memory import TracedMemory, plan_with_traces
 from orchestrator.resolve.precision import as_its_run, choice_of, in_chosen_precision
 from orchestrator.resolve.resolved_job import ResolvedJob
@@ -67,9 +68,18 @@ class PlannedJob:
 
         return plan_rollouts(demand_of(self.job.spec), self.job.shape, self.plan, self.verdicts)
 
+    @cached_property
+    def teachers(self) -> TeacherPlan | None:
+        """The prediction of the teacher workers; None without any."""
+        from orchestrator.planner.demand import demand_of
+
+        return plan_teacher_workers(demand_of(self.job.spec), self.job.shape, self.plan)
+
     @property
     def step_seconds(self) -> float:
-        """Predicted seconds of a step, with its share of a rollout."""
+        """Predicted seconds of a step, with its share of a rollout, or while its logits are computed."""
+        if self.teachers:
+            return self.teachers.step_seconds
         return self.rollouts.requested.time.seconds if self.rollouts else self.plan.chosen.seconds
 
     def to_json(self) -> dict[str, Any]:
@@ -83,6 +93,8 @@ class PlannedJob:
         if rollouts := self.rollouts:
             more["rollout"] = rollouts.to_json()
             document["predicted"] |= rollouts.with_rollout_time(self.plan)
+        if teachers := self.teachers:
+            more["teacher"] = teachers.to_json()
         if self.choice:
             more["precision"] = self.choice.to_json()
         return document | more

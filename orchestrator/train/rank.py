@@ -99,7 +99,7 @@ class Rank:
             device: this rank's device.
             memory_before: bytes in use before the model was built.
             values: values that other models compute for every sample, if the objective needs them.
-            growing: whether some of the data is still being prepared.
+            growing: whether some of the data is still being prepared, or some logits of a teacher.
         """
         self._task = task
         self._plan = plan

@@ -151,11 +151,13 @@ class RolloutSpec(StrictModel):
         return one_number(value)
 
 
-def beside_rollout_workers(resources: ResourceSpec, rollout: RolloutSpec | None) -> ResourceSpec:
-    """Return the resources with rollout workers among the workers, all of which divide the memory of their nodes."""
-    if rollout is None or rollout.workers is None:
+def beside_rollout_workers(resources: ResourceSpec, others: Workers | None) -> ResourceSpec:
+    """Return the resources with rollout or teacher workers among the workers, all of which divide the memory of their
+    nodes.
+    """
+    if others is None:
         return resources
-    max_workers = resources.workers.max + rollout.workers.max
+    max_workers = resources.workers.max + others.max
     return resources.model_copy(update={"workers": resources.workers.model_copy(update={"max": max_workers})})
 
 

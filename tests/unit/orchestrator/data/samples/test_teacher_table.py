@@ -34,9 +34,9 @@ def test_parts_are_written_once_and_records_read_in_any_order(table: TeacherTabl
     assert table.parts == [range(3), range(3, 6), range(6, 7)]
     assert table.missing() == [0, 1, 2]
     for number in (2, 0):
-        table.write(number, records(table.parts[number]), mass=0.9 * LENGTH, tokens=LENGTH)
+        table.write(table.name(number), records(table.parts[number]), mass=0.9 * LENGTH, tokens=LENGTH)
     assert table.missing() == [1]
-    table.write(1, records(table.parts[1]), mass=0.6 * LENGTH, tokens=LENGTH)
+    table.write(table.name(1), records(table.parts[1]), mass=0.6 * LENGTH, tokens=LENGTH)
     assert table.missing() == []
     assert table.finish({"teacher": "large"}) == pytest.approx(0.8)
     written = json.loads((tmp_path / "teacher/key/manifest.json").read_text())
@@ -49,7 +49,7 @@ def test_parts_are_written_once_and_records_read_in_any_order(table: TeacherTabl
 
 def test_a_damaged_record_and_a_missing_part_are_told(table: TeacherTable, tmp_path: Path) -> None:
     for number, part in enumerate(table.parts):
-        table.write(number, records(part), mass=1.0, tokens=1)
+        table.write(table.name(number), records(part), mass=1.0, tokens=1)
     path = tmp_path / "teacher/key/000001.bin"
     data = bytearray(path.read_bytes())
     data[-1] ^= 1  # in the last record of the part
