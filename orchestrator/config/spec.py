@@ -262,7 +262,9 @@ class JobSpec(StrictModel):
 
     @property
     def all_workers(self) -> Workers:
-        """The minimum and maximum number of workers of the run: for training, background evaluation, and generation or a teacher."""
+        """The minimum and maximum number of workers of the run: of training, of a background evaluation, and of rollouts
+        or a teacher.
+        """
         trains, others = self.resources.workers, self.extra_workers
         max_workers = trains.max + self.evaluates_beside
         if others is None:

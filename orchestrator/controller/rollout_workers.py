@@ -205,9 +205,7 @@ class RolloutWorkers:
         lines = self._news.take(phase)
         if not lines and self.changes.are_waiting and phase in BEGINS:
             count = len(running)
-            return [
-                f"1 {self._kind} worker runs" if count == 1 else f"{count} {self._kind} workers run"
-            ]
+            return [f"1 {self._kind} worker runs" if count == 1 else f"{count} {self._kind} workers run"]
         return lines
 
     def _start(self, worker: _Worker, task: Task) -> None:
@@ -287,7 +285,11 @@ class RolloutWorkers:
                     # Perhaps with its node. A worker that starts there finds the server again.
                     self._servers = [server for server in self._servers if server["node"] != rank.node]
                 failures.append(dataclasses.replace(fault, where=where, rank=-1))
-                rest = "others generate its answers" if self._kind == "rollout" else "its logits are computed again"
+                rest = (
+                    "others generate its answers"
+                    if self._kind == "rollout"
+                    else "its logits are computed again"
+                )
                 self._news.add(f"{failures[-1].text}; {rest}")
             if fault is not None or rank.leaving:
                 self._end(worker)

@@ -81,9 +81,7 @@ def _illegal_given_layout(
 
 
 def _rollout_workers_text(demand: Demand) -> str:
-    """Return that rollout or teacher workers take a part of the memory of nodes, as the end of a sentence; empty if none
-    do.
-    """
+    """Return that rollout or teacher workers take memory of nodes, as the end of a sentence; empty if none do."""
     if demand.on_gpu or demand.extra_workers is None:
         return ""
     key = "rollout" if demand.rollout else "distill"

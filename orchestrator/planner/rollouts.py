@@ -204,7 +204,9 @@ def unit_seconds(demand: Demand, shape: ModelShape, machine: Machine) -> float:
     return seconds + math.ceil(sequences / rows) * again + rollout.max_tokens * drawn
 
 
-def pass_seconds(shape: ModelShape, machine: Machine, program: Program, sequences: int, predicted: int = 1) -> float:
+def pass_seconds(
+    shape: ModelShape, machine: Machine, program: Program, sequences: int, predicted: int = 1
+) -> float:
     """Return the seconds of a forward pass, with the head of so many tokens of each sequence."""
     shape = dataclasses.replace(shape, chunked_head=False)  # only a loss has a chunked head
     part = (sequences, 1, 1, 1, 0)

@@ -8,6 +8,7 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Any
 
+from orchestrator.config.errors import InputError
 from orchestrator.config.resources import Workers
 from orchestrator.parallel.layout import ModelShape
 from orchestrator.planner.choose_layout import Plan
@@ -94,6 +95,26 @@ def plan_teacher_workers(demand: Demand, shape: ModelShape, plan: Plan) -> Teach
         batch_seconds=batch_seconds(demand, shape, plan.machine),
         train_seconds=plan.chosen.seconds,
     )
+
+
+def check_teacher_workers(demand: Demand, shape: ModelShape, machine: Machine) -> None:
+    """Raise InputError unless a teacher worker fits the memory of a worker, or the job says that it need not."""
+    if problem := memory_problem(demand, shape, machine):
+        hint = (
+            "take workers with more memory, or set distill.logits.source to stored, which shards the teacher"
+        )
+        raise InputError(problem, "distill.workers", f"{hint}; must_fit: false runs it all the same")
+
+
+def memory_problem(demand: Demand, shape: ModelShape, machine: Machine) -> str:
+    """Return why a teacher worker does not fit the memory of a worker; empty if it does, or need not."""
+    if demand.teacher_workers is None or not demand.resources.must_fit:
+        return ""
+    needed = worker_bytes(demand, shape)
+    available = offered(machine, not demand.on_gpu)
+    if needed <= available:
+        return ""
+    return f"a teacher worker needs {needed / 1e9:.1f} GB, and a worker offers {available / 1e9:.1f} GB"
 
 
 def worker_bytes(demand: Demand, shape: ModelShape) -> float:

@@ -43,7 +43,8 @@ def main(config: dict[str, Any], context: WorkerContext) -> dict[str, Any]:
 
     Returns:
         {"step", "ended"}. `ended` is "steps" (the job is complete), "until" (the task's last step), "plateau" or
-        "stop". A task that only evaluates returns {"step", "ended", "evaluation"}, a rollout or teacher worker {"units"}.
+        "stop". A task that only evaluates returns {"step", "ended", "evaluation"}, a rollout or teacher worker
+        {"units"}.
 
     Raises:
         InputError: if the job cannot run here.

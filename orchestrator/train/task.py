@@ -122,7 +122,7 @@ class Task:
         )
 
     def for_rollout_worker(self) -> Task:
-        """Return the task of a rollout worker, or a teacher worker, beside the ranks of this one. It commits nothing."""
+        """Return the task of a rollout worker, or teacher worker, beside the ranks of this one. It commits nothing."""
         return dataclasses.replace(
             self, layout=Layout().to_json(), commit=False, makes_rollouts=True, snapshot_servers=(), faults=()
         )

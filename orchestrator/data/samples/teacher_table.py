@@ -52,14 +52,15 @@ def record_of(length: int, k: int) -> np.dtype[np.void]:
     return np.dtype(fields)
 
 
-def part_size(length: int, k: int, most: int = MOST) -> int:
+def part_size(length: int, k: int, most: int) -> int:
     """Return how many samples, at most `most`, a part of about PART_BYTES has."""
     return max(1, min(most, PART_BYTES // record_of(length, k).itemsize))
 
 
 class TeacherTable:
-    """The logits of the samples 0 to `samples` - 1, `k` at each of `length` positions. A part has one writer, or writers
-    of the same bits.
+    """The logits of the samples 0 to `samples` - 1, `k` at each of `length` positions.
+
+    Several processes may write a part, if they write the same bits.
     """
 
     def __init__(
@@ -87,7 +88,7 @@ class TeacherTable:
         self._record = record_of(length, k)
         self.samples = samples
         self.k = k
-        self._size = part_size(length, k)
+        self._size = part_size(length, k, MOST)
         self._order = order
         self._there: set[int] = set()
         """Numbers of parts that `lacks` has found."""
@@ -183,9 +184,10 @@ class TeacherTable:
 
     def _refuse(self, number: int) -> None:
         hint = "remove the file, and the run computes it again"
-        raise InputError("the stored logits of a teacher are damaged", self._folder.at(self.name(number)), hint)
+        raise InputError(
+            "the stored logits of a teacher are damaged", self._folder.at(self.name(number)), hint
+        )
 
 
 def _sum_of(record: np.void) -> int:
     return xxhash.xxh3_64_intdigest(record.tobytes()[SUM_BYTES:])
-

@@ -95,9 +95,7 @@ def distilled_of(
     )
     data = tokens.folder.uri
     if logits.source == "workers":
-        made = WorkerLogits(
-            key, data, inputs, teacher, logits, base, task, device, context, retry=retry
-        )
+        made = WorkerLogits(key, data, inputs, teacher, logits, base, task, device, context, retry=retry)
         return Distilled(inputs, None, base, made)
     stored = StoredLogits(
         key,
@@ -127,5 +125,6 @@ def make_logits(
     The arguments are those of `distilled_of`.
     """
     distilled = distilled_of(distill, base, inputs, tokens, task, device, context, retry)
-    assert distilled is not None and isinstance(distilled.stored, WorkerLogits)
+    assert distilled is not None
+    assert isinstance(distilled.stored, WorkerLogits)
     return {"units": distilled.stored.serve()}

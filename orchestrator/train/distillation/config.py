@@ -172,7 +172,9 @@ class DistillSpec(StrictModel):
     def workers_have_work(self) -> DistillSpec:
         has_work = self.logits is not None and self.logits.source == "workers"
         if has_work and self.workers is None:
-            raise ValueError("logits.source workers needs teacher workers; give workers, such as {min: 0, max: 2}")
+            raise ValueError(
+                "logits.source workers needs teacher workers; give workers, such as {min: 0, max: 2}"
+            )
         if self.workers and not has_work:
             raise ValueError("workers are for logits.source workers; set it, or leave workers out")
         return self

@@ -92,9 +92,7 @@ class PartLogits:
         return TopRecords(*(values.numpy() for values in self.values))
 
 
-def with_logits(
-    inputs: TrainingInputs, read: Callable[[np.ndarray], TopRecords]
-) -> TrainingInputs:
+def with_logits(inputs: TrainingInputs, read: Callable[[np.ndarray], TopRecords]) -> TrainingInputs:
     """Return the inputs with the logits that `read` returns for the numbers of samples added to every sample."""
     batches, _ = inputs.text
 

@@ -20,7 +20,7 @@ import torch.distributed as dist
 from cluster.workers.worker_context import WorkerContext
 from orchestrator.data.samples.first_use import FirstUse
 from orchestrator.data.samples.sections.published import StoppedWaiting
-from orchestrator.data.samples.teacher_table import TeacherTable, TopRecords, part_size
+from orchestrator.data.samples.teacher_table import MOST, TeacherTable, TopRecords, part_size
 from orchestrator.models.base import Base
 from orchestrator.parallel.device import Device
 from orchestrator.parallel.layout import Layout
@@ -96,7 +96,7 @@ class WorkerLogits:
                 inputs.text[0].order,
                 taught.number,
                 positions=spec.reading.samples * spec.train.steps + skipped,
-                size=part_size(taught.length, taught.k, spec.train.global_batch),
+                size=part_size(taught.length, taught.k, min(spec.train.global_batch, MOST)),
             )
         self._table = TeacherTable(
             data,

@@ -4,8 +4,8 @@ The controller's process has it, so that it lasts as long as the workers do. A u
 are a pure function of the weights and of the numbers of its answers, so it does not matter which worker generates them,
 nor whether two do. If a worker is lost, another one gets its unit.
 
-Teacher workers get their work from it too: a unit is then a part of the samples, whose logits the worker stores, and the
-answer is empty. See `orchestrator.train.distillation.worker_logits`.
+Teacher workers get their work from it too. A unit is then a part of the samples, whose logits the worker stores, and
+the answer is empty. See `orchestrator.train.distillation.worker_logits`.
 
 Messages have the form of `orchestrator.checkpoint.snapshot_server`. This module imports neither torch nor Ray.
 """
@@ -372,9 +372,7 @@ class QueueClient:
         return self._connections.ask(self._address, {"do": do, **fields}, content)
 
 
-def work_until_stopped(
-    task: Task, context: WorkerContext, do: Callable[[QueueClient, Work], bool]
-) -> int:
+def work_until_stopped(task: Task, context: WorkerContext, do: Callable[[QueueClient, Work], bool]) -> int:
     """Do units of work until the controller stops this worker. Return how many.
 
     Injected faults count units as steps.
