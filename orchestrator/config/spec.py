@@ -15,6 +15,7 @@ from pydantic import Field, model_validator
 from orchestrator.checkpoint.config import CheckpointSpec, RunIdentity
 from orchestrator.config.document import read_document, validated, write_yaml
 from orchestrator.config.inputs import Changes, Input
+from orchestrator.config.records import worker_kind
 from orchestrator.config.resources import ResourceSpec, Workers
 from orchestrator.config.strict import Count, StrictModel
 from orchestrator.config.workload import WorkloadSpec
@@ -258,12 +259,12 @@ class JobSpec(StrictModel):
     @property
     def worker_kind(self) -> str:
         """Whether these are called "rollout" or "teacher" workers."""
-        return "teacher" if self.distill is not None else "rollout"
+        return worker_kind(self.workload.objective)
 
     @property
     def all_workers(self) -> Workers:
-        """The minimum and maximum number of workers of the run: of training, of a background evaluation, and of rollouts
-        or a teacher.
+        """The minimum and maximum number of workers of the run: those that train, evaluate in the background, generate
+        answers, or run a teacher.
         """
         trains, others = self.resources.workers, self.extra_workers
         max_workers = trains.max + self.evaluates_beside

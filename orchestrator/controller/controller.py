@@ -426,6 +426,9 @@ class Controller:
         commit, notes = self._retry_storage(
             lambda: history.roll_back(state.bad_commits, state.attempt, state.doubtful_after)
         )
+        if state.without_workers:
+            text = "there is no room for a teacher worker: the training workers compute missing logits before they train"
+            notes = [*notes, text]
         for note in notes:
             self._event("wait", note)
         if commit is None:  # the job may begin with the commit of another run

@@ -24,7 +24,7 @@ from orchestrator.controller.health import Failure, Vitals, first_fault
 from orchestrator.controller.news import News
 from orchestrator.controller.rollout_changes import RolloutChanges
 from orchestrator.controller.state import Phase
-from orchestrator.observe.rank_log import output_of_rollouts
+from orchestrator.observe.rank_log import output_of_extra_worker
 from orchestrator.train.rollouts.work_queue import RolloutQueue, worker_name
 from orchestrator.train.task import ENTRY, WEIGHT_SERVER, RolloutAddress, Task
 
@@ -213,7 +213,7 @@ class RolloutWorkers:
         worker.gang.poll(0)
         if not worker.gang.ready():
             return
-        output = output_of_rollouts(self._run, worker.number)
+        output = output_of_extra_worker(self._run, self._kind, worker.number)
         try:
             worker.gang.start(1, self._bundle, ENTRY, task.to_json(), avoid=worker.avoid, output=output)
         except TimeoutError:
