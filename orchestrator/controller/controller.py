@@ -427,8 +427,8 @@ class Controller:
             lambda: history.roll_back(state.bad_commits, state.attempt, state.doubtful_after)
         )
         if state.without_workers:
-            text = "there is no room for a teacher worker: the training workers compute missing logits before they train"
-            notes = [*notes, text]
+            lacks = "there is no room for a teacher worker"
+            notes = [*notes, f"{lacks}: the training workers compute the missing logits before they train"]
         for note in notes:
             self._event("wait", note)
         if commit is None:  # the job may begin with the commit of another run

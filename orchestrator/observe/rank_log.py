@@ -58,7 +58,7 @@ def output_of_evaluation(run: str, step: int) -> OutputTarget:
 
 
 def output_of_extra_worker(run: str, kind: str, number: int) -> OutputTarget:
-    """Return where the rollout or teacher worker of that number writes its output. `kind` is the former or the latter."""
+    """Return where a worker of a kind, "rollout" or "teacher", writes its output. `number` counts them."""
     return _output(run, f"{EXTRA_WORKERS[kind]}{number}")
 
 
