@@ -254,7 +254,7 @@ class JobSpec(StrictModel):
         """The bounds of the number of rollout workers or teacher workers; None without any."""
         if self.rollout is not None:
             return self.rollout.workers
-        return self.distill.workers if self.distill is not None else None
+        return self.distill.teacher_workers if self.distill is not None else None
 
     @property
     def worker_kind(self) -> str:

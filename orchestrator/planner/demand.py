@@ -98,7 +98,7 @@ def demand_of(spec: JobSpec) -> Demand:
         ema=spec.checkpoint.ema,
         compares=spec.workload.objective in OF_ANSWERS,
         rollout=spec.rollout,
-        teacher_workers=spec.distill.workers if spec.distill else None,
+        teacher_workers=spec.distill.teacher_workers if spec.distill else None,
         steps=train.steps,
         hours=spec.limits.hours,
         pruned=spec.pruned_bytes,

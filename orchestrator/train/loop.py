@@ -86,7 +86,9 @@ def main(config: dict[str, Any], context: WorkerContext) -> dict[str, Any]:
         inputs = training_inputs(spec, tokens, task.sets, reopened_base, folder_config)
     teacher = task.parsed_teacher
     if task.makes_rollouts and spec.distill:
-        result = make_logits(spec.distill, teacher, inputs, tokens, task, device, context, patience)
+        result = make_logits(
+            spec.distill, teacher, inputs, tokens, task=task, device=device, context=context, retry=patience
+        )
         close_device()
         return result
     inputs = with_chosen_parts(inputs, task.run, device.device, context, patience, writes=task.commit)
@@ -97,7 +99,9 @@ def main(config: dict[str, Any], context: WorkerContext) -> dict[str, Any]:
         return result
     # Without its teacher's entries a batch trains on labels alone, and nothing would say so.
     assert teacher is not None or spec.distill is None or task.evaluate_only, "the task names no teacher"
-    distilled = distilled_of(spec.distill, teacher, inputs, tokens, task, device, context, patience)
+    distilled = distilled_of(
+        spec.distill, teacher, inputs, tokens, task=task, device=device, context=context, retry=patience
+    )
     if distilled is not None:
         inputs = distilled.inputs
     rollouts = rollouts_of(inputs, tokens, task, device, context)

@@ -95,7 +95,18 @@ def distilled_of(
     )
     data = tokens.folder.uri
     if logits.source == "workers":
-        made = WorkerLogits(key, data, inputs, teacher, logits, base, task, device, context, retry=retry)
+        made = WorkerLogits(
+            key,
+            data,
+            inputs,
+            teacher=teacher,
+            logits=logits,
+            base=base,
+            task=task,
+            device=device,
+            context=context,
+            retry=retry,
+        )
         return Distilled(inputs, None, base, made)
     stored = StoredLogits(
         key,
@@ -124,7 +135,9 @@ def make_logits(
 
     The arguments are those of `distilled_of`.
     """
-    distilled = distilled_of(distill, base, inputs, tokens, task, device, context, retry)
+    distilled = distilled_of(
+        distill, base, inputs, tokens, task=task, device=device, context=context, retry=retry
+    )
     assert distilled is not None
     assert isinstance(distilled.stored, WorkerLogits)
     return {"units": distilled.stored.serve()}

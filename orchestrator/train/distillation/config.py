@@ -116,6 +116,7 @@ class TeacherWorkers(Workers):
         description="the run waits rather than train with fewer; with 0 the training workers run the teacher "
         "themselves, before the first step, if there is no room for a teacher worker",
     )
+    max: Positive = Field(default=1, description="maximum; they come and go between min and max")
 
 
 class DistillSpec(StrictModel):
@@ -139,7 +140,7 @@ class DistillSpec(StrictModel):
         default=None,
         description="for logits.source workers: workers of their own that run the teacher, with the resources of "
         "resources.per_worker; a single number is both min and max. They come and go between min and max as there is "
-        "room beside the training workers, and their number changes no logit",
+        "room beside the training workers, and their number changes no logit. By default at most one",
     )
 
     @field_validator("workers", mode="before", json_schema_input_type=TeacherWorkers | int | None)
@@ -151,6 +152,13 @@ class DistillSpec(StrictModel):
     def stored(self) -> LogitsSpec | None:
         """The logits, if steps read them from storage; None if the teacher runs in every step."""
         return self.logits if self.logits and self.logits.source != "online" else None
+
+    @property
+    def teacher_workers(self) -> TeacherWorkers | None:
+        """The bounds of the number of teacher workers; None if the job has none."""
+        if self.logits is None or self.logits.source != "workers":
+            return None
+        return self.workers or TeacherWorkers()
 
     @property
     def looks_inside(self) -> bool:
@@ -170,12 +178,7 @@ class DistillSpec(StrictModel):
 
     @model_validator(mode="after")
     def workers_have_work(self) -> DistillSpec:
-        has_work = self.logits is not None and self.logits.source == "workers"
-        if has_work and self.workers is None:
-            raise ValueError(
-                "logits.source workers needs teacher workers; give workers, such as {min: 0, max: 2}"
-            )
-        if self.workers and not has_work:
+        if self.workers and not self.teacher_workers:
             raise ValueError("workers are for logits.source workers; set it, or leave workers out")
         return self
 
@@ -200,7 +203,7 @@ class DistillSpec(StrictModel):
         if data.shuffle == "sections" or data.packing != "cut":
             key = "data.packing" if data.packing != "cut" else "data.shuffle"
             return f"logits are stored for samples that are known before training, but {key} makes them later; {online}"
-        if train.continue_from and self.workers:
+        if train.continue_from and self.teacher_workers:
             return (
                 "train.continue_from begins within another run's order of samples, and teacher workers compute logits "
                 "in the order of their own run; set distill.logits.source to stored, and leave distill.workers out"

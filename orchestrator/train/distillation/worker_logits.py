@@ -190,7 +190,9 @@ class WorkerLogits:
         """Return the teacher, whole on each of so many ranks."""
         layout = Layout(dp=world, micro_batch=self._rows)
         mesh = Mesh(layout)
-        return Teacher(self._teacher, layout, mesh, self._device, self._train, self._base.digest)
+        return Teacher(
+            self._teacher, layout, mesh, device=self._device, train=self._train, base=self._base.digest
+        )
 
     def _make(self, teacher: Teacher, name: str, samples: Sequence[int] | np.ndarray) -> None:
         """Compute and store the part of this name, unless it is there."""

@@ -38,10 +38,11 @@ def test_what_is_learnt_makes_another_run_and_no_teacher_changes_no_identity() -
 def test_the_number_of_teacher_workers_changes_no_identity() -> None:
     """They count among the workers of the run, and so do those that it cannot do without."""
     specs = [
-        parse(document({"logits": {"source": "workers"}, "workers": bounds})) for bounds in ({"max": 2}, 1)
+        parse(document({"logits": {"source": "workers"}, "workers": bounds}))
+        for bounds in ({"max": 2}, 1, None)
     ]
-    assert specs[0].identity() == specs[1].identity()
-    assert [(spec.all_workers.min, spec.all_workers.max) for spec in specs] == [(1, 4), (2, 3)]
+    assert specs[0].identity() == specs[1].identity() == specs[2].identity()
+    assert [(spec.all_workers.min, spec.all_workers.max) for spec in specs] == [(1, 4), (2, 3), (1, 3)]
     assert specs[0].distill is not None
     assert specs[0].distill.stored == specs[0].distill.logits
 
@@ -66,7 +67,6 @@ HIDDEN: dict[str, Any] = {"hidden": {}}
     [
         ({"logits": None}, {}, "learns nothing from the teacher; give logits, hidden or relations"),
         ({"logits": {"k": 5}}, {}, "k is for source stored and workers, but this is online; leave it out"),
-        (BY_WORKERS, {}, "source workers needs teacher workers; give workers, such as {min: 0, max: 2}"),
         ({"workers": 2}, {}, "workers are for logits.source workers; set it, or leave workers out"),
         ({**BY_WORKERS, "workers": {"max": 0}}, {}, "workers.max: should be greater than or equal to 1"),
         ({**BY_WORKERS, "workers": {"min": 3, "max": 2}}, {}, "min 3 is above max 2; swap them"),
