@@ -428,7 +428,7 @@ class Controller:
         )
         if state.without_workers:
             lacks = "there is no room for a teacher worker"
-            notes = [*notes, f"{lacks}: the training workers compute the missing logits before they train"]
+            notes = [*notes, f"{lacks}: the training workers compute any missing logits before they train"]
         for note in notes:
             self._event("wait", note)
         if commit is None:  # the job may begin with the commit of another run

@@ -96,7 +96,7 @@ class WorkerLogits:
                 inputs.text[0].order,
                 taught.number,
                 positions=spec.reading.samples * spec.train.steps + skipped,
-                size=part_size(taught.length, taught.k, min(spec.train.global_batch, MOST)),
+                size=max(self._rows, part_size(taught.length, taught.k, min(train.global_batch, MOST))),
             )
         self._table = TeacherTable(
             data,
