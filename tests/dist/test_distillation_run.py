@@ -252,6 +252,9 @@ def test_any_number_of_teacher_workers_gives_the_bits_of_stored_logits_under_eve
     found = by_workers(place, parallel, least=0, most=2)
     drive_here(found, str(tmp_path / "run"), tmp_path / "cache", gang=gang)
     same_bits(twin, tmp_path / "run")
+    changes = [event.get("rollout_workers", ()) for event in rows(tmp_path / "run", "events.jsonl")]
+    counts = [change["workers"] for several in changes for change in several]
+    assert (max(counts), counts[-1]) == (workers, 0) if workers else counts == []
 
 
 @pytest.mark.slow
