@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from orchestrator.data.samples.mixture.mixed_order import MixedOrder
-from orchestrator.data.samples.order import Order
+from orchestrator.data.samples.mixture.passes import AnyOrder
 
 AT_ONCE = 2**20
 """Positions that are looked at together."""
@@ -24,7 +24,7 @@ class FirstUse:
         parts: the sample numbers of each part, int64.
     """
 
-    def __init__(self, order: Order | MixedOrder, samples: int, positions: int, size: int) -> None:
+    def __init__(self, order: AnyOrder, samples: int, positions: int, size: int) -> None:
         """Find the parts.
 
         Args:
@@ -39,7 +39,7 @@ class FirstUse:
         self._size = size
         self.parts = [numbers[first : first + size] for first in range(0, len(numbers), size)]
 
-    def _first_uses(self, order: Order | MixedOrder, positions: int) -> Iterator[np.ndarray]:
+    def _first_uses(self, order: AnyOrder, positions: int) -> Iterator[np.ndarray]:
         """Yield the samples that stretches of positions use first, and number them."""
         found = 0
         if isinstance(order, MixedOrder) and order.size is not None:
