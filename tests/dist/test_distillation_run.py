@@ -326,7 +326,7 @@ def test_a_teacher_worker_that_always_fails_ends_the_run(place: Path, tmp_path: 
 
     made: list[Gang] = []
     found = by_workers(place, {"micro_batch": 2}, least=1, most=1)
-    found["limits"] = {"restarts": 1}
+    found["limits"] = {"restarts": 0}
     summary = drive_here(found, str(tmp_path / "run"), tmp_path / "cache", gang=gang)
     assert summary["state"] == "failed"
     assert "teacher worker" in reasons(tmp_path / "run")[-1]
