@@ -225,6 +225,7 @@ def test_teacher_workers_that_come_and_die_give_the_bits_of_stored_logits(
     assert told[0].endswith("its logits are computed again")
     summary = json.loads((tmp_path / "run/summary.json").read_text())
     assert 0 < summary["rollout_worker_hours"] < summary["worker_hours"]
+    assert "teacher workers" in dict(facts(summary))
     manifest = json.loads(next(iter((tmp_path / "cache").glob("*/teacher/*/manifest.json"))).read_text())
     assert manifest["k"] == 10
 
