@@ -15,7 +15,6 @@ from pydantic import Field, model_validator
 from orchestrator.checkpoint.config import CheckpointSpec, RunIdentity
 from orchestrator.config.document import read_document, validated, write_yaml
 from orchestrator.config.inputs import Changes, Input
-from orchestrator.config.records import worker_kind
 from orchestrator.config.resources import ResourceSpec, Workers
 from orchestrator.config.strict import Count, StrictModel
 from orchestrator.config.workload import WorkloadSpec
@@ -255,11 +254,6 @@ class JobSpec(StrictModel):
         if self.rollout is not None:
             return self.rollout.workers
         return self.distill.teacher_workers if self.distill is not None else None
-
-    @property
-    def worker_kind(self) -> str:
-        """Whether these are called "rollout" or "teacher" workers."""
-        return worker_kind(self.workload.objective)
 
     @property
     def all_workers(self) -> Workers:

@@ -128,7 +128,7 @@ class Controller:
             bundle=spec.resources.per_worker.bundle,
             limits=self._policy.device_limits,
             prices=spec.limits,
-            kind=spec.worker_kind,
+            kind=self._policy.worker_kind,
         )
         if self._policy.rollout_workers is not None:
             self._status_writer.rollout_changes = self._rollouts.changes

@@ -14,6 +14,7 @@ from cluster.workers.device_limits import DeviceLimits, limits_of
 from cluster.workers.gang import RankStatus
 from orchestrator.checkpoint.config import CheckpointSpec
 from orchestrator.config.outcome import ENDED, Outcome
+from orchestrator.config.records import worker_kind
 from orchestrator.config.resources import ResourceSpec, Workers
 from orchestrator.config.spec import JobSpec
 from orchestrator.controller.config import LimitSpec
@@ -261,7 +262,7 @@ def policy_of(job: JobSpec, choose: Callable[[int], Layout | None], **more: Any)
         stop_when=job.stop_when,
         samples_per_step=job.reading.samples,
         rollout_workers=job.extra_workers,
-        worker_kind=job.worker_kind,
+        worker_kind=worker_kind(job.workload.objective),
         choose=choose,
         **more,
     )

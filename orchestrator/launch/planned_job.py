@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Mapping
 from functools import cached_property, partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from orchestrator.config.errors import InputError
 from orchestrator.config.spec import JobSpec
@@ -22,12 +22,14 @@ from orchestrator.planner.device import Machine
 from orchestrator.planner.feed import feed
 from orchestrator.planner.machines import resources_on_device, worker_on_device
 from orchestrator.planner.splits import RolloutPlan, plan_rollouts
-from orchestrator.planner.teacher_workers import TeacherPlan, plan_teacher_workers
 from orchestrator.planner.trace.layout_memory import TracedMemory, plan_with_traces
 from orchestrator.resolve.precision import as_its_run, choice_of, in_chosen_precision
 from orchestrator.resolve.resolved_job import ResolvedJob
 from orchestrator.storage.run_directory import RunDir
 from orchestrator.train.config import TrainSpec
+
+if TYPE_CHECKING:
+    from orchestrator.planner.teacher_workers import TeacherPlan
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,6 +74,7 @@ class PlannedJob:
     def teachers(self) -> TeacherPlan | None:
         """The prediction of the teacher workers; None without any."""
         from orchestrator.planner.demand import demand_of
+        from orchestrator.planner.teacher_workers import plan_teacher_workers
 
         return plan_teacher_workers(demand_of(self.job.spec), self.job.shape, self.plan)
 

@@ -8,11 +8,8 @@ parts before the first step, by the same code.
 
 from __future__ import annotations
 
-import threading
 import time
-from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import numpy as np
 import torch.distributed as dist
@@ -29,16 +26,15 @@ from orchestrator.parallel.rank_messages import gather_json
 from orchestrator.resolve.training_inputs import TrainingInputs
 from orchestrator.storage.retry import Retry
 from orchestrator.train.distillation.config import LogitsSpec, rows_of_pass
+from orchestrator.train.distillation.part_requests import PartRequests
 from orchestrator.train.distillation.taught_samples import PartLogits, TaughtSamples, with_logits
 from orchestrator.train.distillation.teacher import Teacher
 from orchestrator.train.engines.engine import Engine
 from orchestrator.train.eval_sharding import compute_passes
 from orchestrator.train.rollouts.work_queue import QueueClient, Work, work_until_stopped
-from orchestrator.train.task import RolloutAddress, Task
+from orchestrator.train.task import Task
 from workloads.workload import Workload
 
-AT_ONCE = 64
-"""Units of work that are in the queue at once. More teacher workers than this would not all have work."""
 LONGEST_PAUSE = 0.5
 """The longest time between two looks for a part that a step waits for, in seconds."""
 OVERDUE = 2.0
@@ -86,7 +82,7 @@ class WorkerLogits:
         train = spec.train
         self._rows = rows_of_pass(train.global_batch, train.bitwise_shards, spec.data.sequence_length)
         self._taught = taught = TaughtSamples(inputs, teacher, logits)
-        self._asking: _Asking | None = None
+        self._requests: PartRequests | None = None
         self._own_client: QueueClient | None = None
         self._own_asked: set[int] = set()
         order = None
@@ -168,7 +164,7 @@ class WorkerLogits:
             return with_logits(inputs, self._table.read)
         if self._context.rank_info.rank == 0:
             contents = {self._table.name(number): self._table.parts[number] for number in self._missing}
-            self._asking = _Asking(
+            self._requests = PartRequests(
                 address, self._task.attempt, contents, lambda: self._taught.finish(self._table, self._base)
             )
         return with_logits(inputs, self._awaited)
@@ -217,8 +213,8 @@ class WorkerLogits:
         began = time.monotonic()
         pause = LONGEST_PAUSE / 64
         while missing := self._table.lacks(samples):
-            if self._asking is not None:
-                self._asking.check()
+            if self._requests is not None:
+                self._requests.check()
             if self._context.stop_requested():
                 raise StoppedWaiting("logits of the teacher are not stored yet")
             if time.monotonic() - began > OVERDUE:
@@ -242,54 +238,3 @@ class WorkerLogits:
         self._own_asked.update(missing)
         if units:
             self._own_client.ask(self._task.attempt, units)
-
-
-class _Asking:
-    """Asks for parts in a thread, so many at once, until all are there."""
-
-    def __init__(
-        self,
-        address: RolloutAddress,
-        attempt: int,
-        parts: dict[str, Sequence[int] | np.ndarray],
-        finish: Callable[[], None],
-    ) -> None:
-        """Begin.
-
-        Args:
-            address: where the queue of work is.
-            attempt: the attempt of the run.
-            parts: by name, the samples of the missing parts, in the order in which they are needed.
-            finish: called once all parts are there.
-        """
-        self._client = QueueClient(address.address, address.token)
-        self._attempt = attempt
-        self._parts = parts
-        self._finish = finish
-        self._error: Exception | None = None
-        threading.Thread(target=self._run, name="logits", daemon=True).start()
-
-    def check(self) -> None:
-        """Raise what ended the thread, if it failed."""
-        if self._error is not None:
-            raise self._error
-
-    def _run(self) -> None:
-        try:
-            self._ask_all()
-        except Exception as error:  # raised by the thread that waits for the parts
-            self._error = error
-
-    def _ask_all(self) -> None:
-        asked: deque[str] = deque()
-        for name, samples in self._parts.items():
-            if len(asked) == AT_ONCE:
-                self._client.collect([asked.popleft()])
-            content: dict[str, Any] = {"samples": list(map(int, samples))}
-            self._client.ask(self._attempt, {name: content}, is_ahead=True)
-            asked.append(name)
-        self._client.collect(asked)
-        if self._parts:
-            self._finish()
-        self._client.finish(self._attempt)
-        self._client.close()
