@@ -361,6 +361,7 @@ def _plan(
         plan_table.show_layouts(planned)
     plan_table.show_memory(planned.plan, planned.traced, planned.on_cpu)
     plan_table.show_rollouts(planned.rollouts)
+    plan_table.show_teachers(planned.teachers)
     plan_table.show_precision(planned.choice)
     for line in planned.assumed:
         print(f"Assumed: {line}.")

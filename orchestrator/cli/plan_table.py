@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from orchestrator.planner.demand import Demand
     from orchestrator.planner.frontier import Point
     from orchestrator.planner.splits import RolloutPlan
+    from orchestrator.planner.teacher_workers import TeacherPlan
     from orchestrator.planner.trace.layout_memory import TracedMemory
 
 SHOWN = 10
@@ -195,6 +196,14 @@ def show_rollouts(plan: RolloutPlan | None) -> None:
             f"of host memory for weights"
             + ("." if plan.fits else f"; a worker offers only {size(plan.offered_bytes)}.")
         )
+
+
+def show_teachers(plan: TeacherPlan | None) -> None:
+    """Print what is predicted of teacher workers."""
+    from orchestrator.observe.pages.page import size
+
+    for line in plan.text(size, duration) if plan else ():
+        print(line)
 
 
 def show_precision(choice: Choice | None) -> None:

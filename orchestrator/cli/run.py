@@ -427,6 +427,7 @@ def _say(text: str) -> None:
 
 def _show_status(current: dict[str, Any]) -> None:
     from orchestrator.cli.options import table
+    from orchestrator.config.records import worker_kind
     from orchestrator.observe.formatting import duration
     from orchestrator.storage.row_log import steps_text
 
@@ -449,4 +450,5 @@ def _show_status(current: dict[str, Any]) -> None:
         table("", columns, [[str(rank.get(key, "")) for key in columns] for rank in current["ranks"]])
     if rollout_workers := current.get("rollout_workers"):
         rows = [[str(worker[key]) for key in ("node", "pid", "state")] for worker in rollout_workers]
-        table("", ["rollout worker on", "pid", "state"], rows)
+        kind = worker_kind(current.get("objective", ""))
+        table("", [f"{kind} worker on", "pid", "state"], rows)

@@ -113,3 +113,8 @@ def problem_of(objective: str, field: object) -> str:
     if unknown and not columns.others:
         return f"has {', '.join(unknown)}, which {objective} does not read; leave it out"
     return ""
+
+
+def worker_kind(objective: str) -> str:
+    """Return what workers beside the training workers are called: "rollout" or "teacher" workers."""
+    return "rollout" if objective in REWARDED else "teacher"

@@ -244,17 +244,27 @@ class JobSpec(StrictModel):
 
     @property
     def shared_resources(self) -> ResourceSpec:
-        """The resources with rollout workers among the workers, from which follows what a worker has of its node."""
-        return beside_rollout_workers(self.resources, self.rollout)
+        """The resources with rollout or teacher workers among the workers, from which follows what a worker has of its
+        node."""
+        return beside_rollout_workers(self.resources, self.extra_workers)
+
+    @property
+    def extra_workers(self) -> Workers | None:
+        """The bounds of the number of rollout workers or teacher workers; None without any."""
+        if self.rollout is not None:
+            return self.rollout.workers
+        return self.distill.teacher_workers if self.distill is not None else None
 
     @property
     def all_workers(self) -> Workers:
-        """The minimum and maximum number of workers of the run: for training, background evaluation and generation."""
-        trains, generates = self.resources.workers, self.rollout.workers if self.rollout else None
+        """The minimum and maximum number of workers of the run: those that train, evaluate in the background, generate
+        answers, or run a teacher.
+        """
+        trains, others = self.resources.workers, self.extra_workers
         max_workers = trains.max + self.evaluates_beside
-        if generates is None:
+        if others is None:
             return Workers(min=trains.min, max=max_workers)
-        return Workers(min=trains.min + generates.min, max=max_workers + generates.max)
+        return Workers(min=trains.min + others.min, max=max_workers + others.max)
 
     @property
     def set_names(self) -> list[str]:

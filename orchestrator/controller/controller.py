@@ -128,6 +128,7 @@ class Controller:
             bundle=spec.resources.per_worker.bundle,
             limits=self._policy.device_limits,
             prices=spec.limits,
+            kind=self._policy.worker_kind,
         )
         if self._policy.rollout_workers is not None:
             self._status_writer.rollout_changes = self._rollouts.changes
@@ -220,7 +221,8 @@ class Controller:
         self._state = state
         self._placement_failed = ""
         self._restored = None
-        self._workers.want(WORKERS.get(self._state.phase, self._useful_workers + self._most_rollout_workers))
+        most = 0 if self._rollouts.are_finished else self._most_rollout_workers
+        self._workers.want(WORKERS.get(self._state.phase, self._useful_workers + most))
         self._evaluate(history, before)
         rank_nodes = {rank.node for rank in self._workers.ranks}
         workers = self._workers
@@ -274,6 +276,7 @@ class Controller:
             rollout_failures=rollout_failures,
             rollouts_moved=self._rollouts.moved,
             rollouts_done=self._rollouts.done,
+            rollouts_finished=self._rollouts.are_finished,
             placement_failed=self._placement_failed,
             stop=self._stop or history.saves.stop(),
             step_seconds=history.step_seconds,
@@ -423,6 +426,9 @@ class Controller:
         commit, notes = self._retry_storage(
             lambda: history.roll_back(state.bad_commits, state.attempt, state.doubtful_after)
         )
+        if state.without_workers:
+            lacks = "there is no room for a teacher worker"
+            notes = [*notes, f"{lacks}: the training workers compute any missing logits before they train"]
         for note in notes:
             self._event("wait", note)
         if commit is None:  # the job may begin with the commit of another run
@@ -437,7 +443,7 @@ class Controller:
         try:
             snapshots = self._workers.snapshots(planner.shape)
             history.commits.use_snapshot_servers(snapshots["snapshot_token"], snapshots["snapshot_servers"])
-            services = {**snapshots, **self._rollouts.task_fields()}
+            services = snapshots if state.without_workers else {**snapshots, **self._rollouts.task_fields()}
             task = self._inputs.task(state, commit, until=self._until, faults=self._faults, **services)
             self._workers.start(layout, task)
             self._rollouts.begin(task)

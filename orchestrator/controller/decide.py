@@ -118,7 +118,7 @@ def with_rollout_workers(policy: Policy, state: State, observation: Observation,
     """Decide how many rollout workers run.
 
     They get the room that training leaves, within the bounds of the job. `_room` reserves room for the minimum number
-    of rollout workers.
+    of rollout workers. The same holds for teacher workers, which end once all logits are stored.
 
     Args:
         policy: the job and its planner.
@@ -133,6 +133,8 @@ def with_rollout_workers(policy: Policy, state: State, observation: Observation,
     if wanted is None:
         return state
     if state.phase not in NEED_ROLLOUTS or state.layout is None:
+        return dataclasses.replace(state, rollout_workers=0, no_rollouts=0.0, rollout_failures=0)
+    if state.without_workers or observation.rollouts_finished:
         return dataclasses.replace(state, rollout_workers=0, no_rollouts=0.0, rollout_failures=0)
     if state.layout.tp > 1 and (state.phase in ("stop", "wait") or action.do == "start"):
         # Rollout workers could take the room of a tensor-parallel group, which must share a node. The next gang gets
@@ -152,23 +154,42 @@ def _training_workers(policy: Policy, state: State, action: Action) -> int:
 
 
 def _room(policy: Policy, observation: Observation) -> int:
-    """Return the room for training workers: total room minus `rollout.workers.min`."""
-    return observation.room - (policy.rollout_workers.min if policy.rollout_workers else 0)
+    """Return the room for training workers: total room without that of the fewest rollout or teacher workers."""
+    are_needed = policy.rollout_workers is not None and not observation.rollouts_finished
+    return observation.room - (policy.rollout_workers.min if policy.rollout_workers and are_needed else 0)
+
+
+def _ranks_do_without(policy: Policy, observation: Observation, ranks: int) -> bool:
+    """Return whether a gang of so many ranks has to run the teacher itself: it leaves no room for a teacher worker, and
+    the job needs none.
+    """
+    if policy.rollout_workers is None or policy.rollout_workers.min > 0:
+        return False
+    return observation.room - ranks - policy.resources.spares < 1
+
+
+def _lacks_workers(policy: Policy, state: State, observation: Observation) -> bool:
+    """Return whether ranks wait for teacher workers for which there is no room any more."""
+    if policy.rollout_workers is None or policy.rollout_workers.min > 0 or state.rollout_workers:
+        return False
+    is_long = bool(state.no_rollouts) and observation.now - state.no_rollouts > ROLLOUT_STOP
+    return is_long and any(rank.waiting for rank in observation.ranks)
 
 
 def _with_rollout_progress(state: State, observation: Observation, is_step: bool) -> State:
     """Return the state with the observed rollout workers. `is_step` says whether the ranks did another step."""
     is_better = is_step or observation.rollouts_done > state.rollouts_done
     before = 0 if is_better else state.rollout_failures
+    has_workers = observation.rollout_workers or observation.rollouts_finished or state.without_workers
     return dataclasses.replace(
         state,
-        no_rollouts=0.0 if observation.rollout_workers else state.no_rollouts or observation.now,
+        no_rollouts=0.0 if has_workers else state.no_rollouts or observation.now,
         rollout_failures=before + len(observation.rollout_failures),
         rollouts_done=observation.rollouts_done,
     )
 
 
-def _rollout_fault(state: State, observation: Observation) -> Failure | None:
+def _rollout_fault(policy: Policy, state: State, observation: Observation) -> Failure | None:
     """Return the rollout fault that forces a restart of a waiting gang, or None.
 
     A single failure forces no restart: another worker generates the same answers.
@@ -186,7 +207,7 @@ def _rollout_fault(state: State, observation: Observation) -> Failure | None:
     longest = ROLLOUT_STOP if is_stopped else ROLLOUT_START
     if not state.no_rollouts or observation.now - state.no_rollouts <= longest:
         return None
-    why = f"no rollout worker has run for {observation.now - state.no_rollouts:.0f} s"
+    why = f"no {policy.worker_kind} worker has run for {observation.now - state.no_rollouts:.0f} s"
     return Failure(observation.now, state.step, where="", why=why, cause=Cause("unplaced"))
 
 
@@ -295,7 +316,7 @@ def _wait(policy: Policy, state: State, observation: Observation) -> tuple[State
     room = min(_room(policy, observation), workers.max)
     # Later attempts start at once on the available workers: waiting costs time, and a small gang can grow later.
     settle = SETTLE if state.layout is None or room < workers.min else 0.0
-    if room < workers.max and waited < settle:
+    if waited < settle and (room < workers.max or _ranks_do_without(policy, observation, room)):
         return state, Action("wait", f"room for {room} of {workers.max} workers")
     layout = policy.choose(room) if room >= workers.min else None
     if layout is not None and layout.world >= workers.min:
@@ -312,6 +333,7 @@ def _wait(policy: Policy, state: State, observation: Observation) -> tuple[State
             roomy=0.0,
             no_rollouts=0.0,
             rollout_failures=0,
+            without_workers=_ranks_do_without(policy, observation, layout.world),
         )
         return started, Action("start", reason, layout)
     if room == workers.max and waited >= settle:
@@ -335,9 +357,9 @@ def _wait(policy: Policy, state: State, observation: Observation) -> tuple[State
 
 
 def _rollout_workers_text(policy: Policy) -> str:
-    """Return the minimum number of rollout workers as text for people; empty if the job has none."""
+    """Return the minimum number of rollout or teacher workers as text for people; empty if the job has none."""
     count = policy.rollout_workers.min if policy.rollout_workers else 0
-    return f" and {count} rollout worker{'s' if count > 1 else ''}" if count else ""
+    return f" and {count} {policy.worker_kind} worker{'s' if count > 1 else ''}" if count else ""
 
 
 def _train(policy: Policy, state: State, observation: Observation) -> tuple[State, Action]:
@@ -362,13 +384,16 @@ def _train(policy: Policy, state: State, observation: Observation) -> tuple[Stat
         state = _with_rollout_progress(state, observation, is_step=state.step > before)
     if any(r.state == "failed" for r in observation.ranks) and not state.suspected:
         state = dataclasses.replace(state, suspected=observation.now)
-    if fault := _fault(policy, state, observation) or _rollout_fault(state, observation):
+    if fault := _fault(policy, state, observation) or _rollout_fault(policy, state, observation):
         return _failed(policy, state, observation, fault)
     if observation.ranks and all(r.state == "done" for r in observation.ranks):
         return _completed(policy, state, observation)
     stop = observation.stop or _limit(policy, observation)
     if stop and not state.stopping:
         return dataclasses.replace(state, stopping=stop), Action("ask_stop", stop.text)
+    if not state.stopping and not state.resizing and _lacks_workers(policy, state, observation):
+        reason = "there is no room for a teacher worker, so the training workers run the teacher"
+        return dataclasses.replace(state, resizing=reason), Action("ask_stop", reason)
     if state.phase == "train" and not state.stopping and not state.resizing:
         return _resize(policy, state, observation)
     return state, Action("watch")

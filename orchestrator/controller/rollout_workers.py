@@ -1,5 +1,7 @@
 """The rollout workers of a run, the queue through which ranks reach them, and the servers of weights.
 
+The teacher workers of a run live in the same way. They need no servers of weights: a teacher never changes.
+
 `decide` says how many there are. Each is a gang of one, so that one comes or goes without the others. What it was
 generating when it goes, another one generates again, and the answers are the same.
 """
@@ -22,7 +24,7 @@ from orchestrator.controller.health import Failure, Vitals, first_fault
 from orchestrator.controller.news import News
 from orchestrator.controller.rollout_changes import RolloutChanges
 from orchestrator.controller.state import Phase
-from orchestrator.observe.rank_log import output_of_rollouts
+from orchestrator.observe.rank_log import output_of_extra_worker
 from orchestrator.train.rollouts.work_queue import RolloutQueue, worker_name
 from orchestrator.train.task import ENTRY, WEIGHT_SERVER, RolloutAddress, Task
 
@@ -56,7 +58,7 @@ class _Worker:
 
 
 class RolloutWorkers:
-    """The rollout workers of one run; none if `asked` is None.
+    """The rollout workers, or the teacher workers, of one run; none if `requested` is None.
 
     Attributes:
         changes: how many run, and their price.
@@ -71,6 +73,7 @@ class RolloutWorkers:
         bundle: Bundle,
         limits: DeviceLimits,
         prices: LimitSpec,
+        kind: str = "rollout",
     ) -> None:
         """Start no worker yet.
 
@@ -81,8 +84,10 @@ class RolloutWorkers:
             bundle: what a worker occupies.
             limits: the time limits of a worker.
             prices: the limits of the job, with its prices.
+            kind: "rollout" or "teacher".
         """
         self._cluster = cluster
+        self._kind = kind
         self._run = run
         self._bundle = bundle
         self._limits = limits
@@ -101,7 +106,8 @@ class RolloutWorkers:
         self._queue: RolloutQueue | None = None
         if requested is not None:
             self._queue = RolloutQueue(cluster.host())
-            self._services = cluster.services(WEIGHT_SERVER, self._queue.token)
+            sends_weights = kind == "rollout"
+            self._services = cluster.services(WEIGHT_SERVER, self._queue.token) if sends_weights else None
             self._servers: list[dict[str, str]] = []
 
     def task_fields(self) -> dict[str, Any]:
@@ -133,6 +139,11 @@ class RolloutWorkers:
     def done(self) -> int:
         """How many units of work they have finished."""
         return self._queue.done if self._queue is not None else 0
+
+    @property
+    def are_finished(self) -> bool:
+        """Whether the ranks need nothing more of them."""
+        return self._queue is not None and self._queue.is_finished
 
     def occupied_workers(self, avoid: Set[str] = frozenset()) -> int:
         """Return how many workers they occupy on the cluster, without those that may be on nodes of `avoid`."""
@@ -193,7 +204,8 @@ class RolloutWorkers:
         self.changes.see(running, rank_nodes)
         lines = self._news.take(phase)
         if not lines and self.changes.are_waiting and phase in BEGINS:
-            return ["1 rollout worker runs" if len(running) == 1 else f"{len(running)} rollout workers run"]
+            count = len(running)
+            return [f"1 {self._kind} worker runs" if count == 1 else f"{count} {self._kind} workers run"]
         return lines
 
     def _start(self, worker: _Worker, task: Task) -> None:
@@ -201,7 +213,7 @@ class RolloutWorkers:
         worker.gang.poll(0)
         if not worker.gang.ready():
             return
-        output = output_of_rollouts(self._run, worker.number)
+        output = output_of_extra_worker(self._run, self._kind, worker.number)
         try:
             worker.gang.start(1, self._bundle, ENTRY, task.to_json(), avoid=worker.avoid, output=output)
         except TimeoutError:
@@ -214,8 +226,9 @@ class RolloutWorkers:
         self._order_servers()
 
     def _start_servers(self) -> None:
-        self._servers = self._services.ensure_running()
-        self._order_servers()
+        if self._services is not None:
+            self._servers = self._services.ensure_running()
+            self._order_servers()
 
     def _order_servers(self) -> None:
         """Name the servers that get weights: those on nodes of workers, and as many others as make two.
@@ -262,7 +275,7 @@ class RolloutWorkers:
                     limits=self._limits,
                 )
             )
-            where = f"rollout worker {worker.number} on {rank.node}"
+            where = f"{self._kind} worker {worker.number} on {rank.node}"
             if fault is None and rank.state == "done":
                 fault = Failure(status.at, rank.step, where, "its process ended")
             if fault is not None:
@@ -272,7 +285,12 @@ class RolloutWorkers:
                     # Perhaps with its node. A worker that starts there finds the server again.
                     self._servers = [server for server in self._servers if server["node"] != rank.node]
                 failures.append(dataclasses.replace(fault, where=where, rank=-1))
-                self._news.add(f"{failures[-1].text}; others generate its answers")
+                rest = (
+                    "others generate its answers"
+                    if self._kind == "rollout"
+                    else "its logits are computed again"
+                )
+                self._news.add(f"{failures[-1].text}; {rest}")
             if fault is not None or rank.leaving:
                 self._end(worker)
         # That the weights are gone is no fault of the node that looked for them.
@@ -288,7 +306,7 @@ class RolloutWorkers:
 
     def leave(self, addresses: Set[str]) -> None:
         """Stop the servers of weights on these nodes, and never start any there again."""
-        if self._queue is not None:
+        if self._queue is not None and self._services is not None:
             self._services.leave(addresses)
 
     def give_back(self) -> None:
@@ -296,7 +314,7 @@ class RolloutWorkers:
         for worker in self._workers:
             self._end(worker)
         self._task = None
-        if self._queue is not None:
+        if self._queue is not None and self._services is not None:
             self._services.stop()
             self._servers = []
             self._order_servers()
@@ -307,7 +325,8 @@ class RolloutWorkers:
             worker.gang.close()
         self._workers = ()
         if self._queue is not None:
-            self._services.stop()
+            if self._services is not None:
+                self._services.stop()
             self._queue.close()
 
 

@@ -9,12 +9,12 @@ from cluster.workers.cluster import Cluster
 from cluster.workers.machine import Offer
 from orchestrator.controller.background_trace import verdicts_before
 from orchestrator.parallel.layout import ModelShape
+from orchestrator.planner import rollouts, teacher_workers
 from orchestrator.planner.demand import Demand
 from orchestrator.planner.device import Machine
 from orchestrator.planner.host_memory import check_workers_memory, state_bytes, worker_bytes
 from orchestrator.planner.machines import machine_for, machine_notes
 from orchestrator.planner.planner import Planner, may_fit, planned
-from orchestrator.planner.rollouts import check_rollout_workers, memory_problem
 
 
 def planner_on(
@@ -36,30 +36,35 @@ def planner_on(
         job: the job as YAML, which the process that traces layouts reads.
         is_stopped: returns whether the run is to stop, which ends traces of layouts.
         is_busy: returns whether ranks run, so that no layout is traced.
-        resumes: whether the run has a commit. What does not fit beside rollout workers is then a note.
+        resumes: whether the run has a commit. What does not fit beside rollout or teacher workers is then a note.
 
     Returns:
         The planner, and what a user should know about the workers, one line each.
 
     Raises:
         InputError: the host memory of the workers cannot hold the training state that a commit saves, or a rollout
-            worker of a new run does not fit.
+            or teacher worker of a new run does not fit.
     """
     bundle = demand.resources.per_worker.bundle
-    generating = demand.rollout is not None and demand.rollout.workers is not None
+    has_others = demand.extra_workers is not None
     offer = cluster.offer(bundle, demand.shared_resources.workers.max)
     machine = machine_for(offer, bundle, demand.precision)
     notes = machine_notes(machine, demand.precision)
-    if offer is not None and generating and not (machine.stands_for and not offer.accelerator_memory):
+    if offer is not None and has_others and not (machine.stands_for and not offer.accelerator_memory):
         if not resumes:
-            check_rollout_workers(demand, shape, machine)
-        elif problem := memory_problem(demand, shape, machine):
+            rollouts.check_rollout_workers(demand, shape, machine)
+            teacher_workers.check_teacher_workers(demand, shape, machine)
+        elif problem := (
+            rollouts.memory_problem(demand, shape, machine)
+            or teacher_workers.memory_problem(demand, shape, machine)
+        ):
             notes.append(f"{problem}: it may run out of memory")
-    if offer is not None and generating and resumes and not _has_room(demand, shape, offer, machine):
+    if offer is not None and has_others and resumes and not _has_room(demand, shape, offer, machine):
         offer = cluster.offer(bundle, demand.resources.workers.max)
         machine = machine_for(offer, bundle, demand.precision)
+        key = "rollout.workers" if demand.rollout else "distill.workers"
         notes.append(
-            "no layout fits beside rollout.workers: one is chosen as if training workers had the memory of their nodes "
+            f"no layout fits beside {key}: one is chosen as if training workers had the memory of their nodes "
             "alone, and may run out of memory"
         )
     if offer is not None:

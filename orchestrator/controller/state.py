@@ -14,6 +14,7 @@ from cluster.workers.device_limits import DeviceLimits, limits_of
 from cluster.workers.gang import RankStatus
 from orchestrator.checkpoint.config import CheckpointSpec
 from orchestrator.config.outcome import ENDED, Outcome
+from orchestrator.config.records import worker_kind
 from orchestrator.config.resources import ResourceSpec, Workers
 from orchestrator.config.spec import JobSpec
 from orchestrator.controller.config import LimitSpec
@@ -109,7 +110,9 @@ class State:
     """Why the run ends this way, for people."""
 
     rollout_workers: int = 0
-    """How many rollout workers run or are to be started."""
+    """How many rollout workers, or teacher workers, run or are to be started."""
+    without_workers: bool = False
+    """Whether the ranks of this attempt do the work of teacher workers, for which there is no room."""
     no_rollouts: float = 0.0
     """Since when no rollout worker has run, while the ranks need one."""
     rollout_failures: int = 0
@@ -162,6 +165,8 @@ class Observation:
     """The ranks of the gang, empty while none runs."""
     rollout_workers: int = 0
     """How many rollout workers run."""
+    rollouts_finished: bool = False
+    """Whether the ranks need nothing more of such workers: all logits of a teacher are stored."""
     rollout_failures: tuple[Failure, ...] = ()
     """Why rollout workers have just failed."""
     rollouts_done: int = 0
@@ -223,11 +228,14 @@ class Policy:
     samples_per_step: int
     """Samples of data that a step reads."""
     rollout_workers: Workers | None
-    """The bounds of the number of rollout workers; None if the ranks generate answers."""
+    """The bounds of the number of rollout workers, or of teacher workers, whose life is the same; None if the ranks do
+    their work. With a minimum of 0 the ranks do it where there is no room for one."""
     choose: Callable[[int], Layout | None]
     """Returns the best layout for a number of workers, None if no layout is legal and fits."""
     predict: Callable[[Layout], float] = lambda layout: 1.0 / layout.world
     """Returns the seconds of a step under a layout."""
+    worker_kind: str = "rollout"
+    """"rollout" or "teacher": what such a worker is called, for people."""
     until_reason: str = "as asked by --until"
     """Why the run ends before its last step, for people."""
 
@@ -253,7 +261,8 @@ def policy_of(job: JobSpec, choose: Callable[[int], Layout | None], **more: Any)
         evaluate=job.evaluate,
         stop_when=job.stop_when,
         samples_per_step=job.reading.samples,
-        rollout_workers=job.rollout.workers if job.rollout else None,
+        rollout_workers=job.extra_workers,
+        worker_kind=worker_kind(job.workload.objective),
         choose=choose,
         **more,
     )

@@ -15,6 +15,7 @@ from orchestrator.planner.demand import demand_of
 from orchestrator.planner.device import Machine
 from orchestrator.planner.host_memory import MUST_FIT_HINT, state_bytes
 from orchestrator.planner.rollouts import check_rollout_workers
+from orchestrator.planner.teacher_workers import check_teacher_workers
 from orchestrator.resolve.resolved_job import ResolvedJob
 from orchestrator.storage.run_directory import RunDir
 from orchestrator.storage.uri import is_local, local_path
@@ -59,7 +60,9 @@ def check_memory(job: ResolvedJob, machine: Machine, resumes: bool = False) -> N
 
         check_fits(job, machine)
     if not resumes:
-        check_rollout_workers(demand_of(job.spec), job.shape, machine)
+        demand = demand_of(job.spec)
+        check_rollout_workers(demand, job.shape, machine)
+        check_teacher_workers(demand, job.shape, machine)
 
 
 def check_machine(resources: ResourceSpec, every: Workers, address: str | None) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Mapping
 from functools import cached_property, partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from orchestrator.config.errors import InputError
 from orchestrator.config.spec import JobSpec
@@ -27,6 +27,9 @@ from orchestrator.resolve.precision import as_its_run, choice_of, in_chosen_prec
 from orchestrator.resolve.resolved_job import ResolvedJob
 from orchestrator.storage.run_directory import RunDir
 from orchestrator.train.config import TrainSpec
+
+if TYPE_CHECKING:
+    from orchestrator.planner.teacher_workers import TeacherPlan
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,9 +70,19 @@ class PlannedJob:
 
         return plan_rollouts(demand_of(self.job.spec), self.job.shape, self.plan, self.verdicts)
 
+    @cached_property
+    def teachers(self) -> TeacherPlan | None:
+        """The prediction of the teacher workers; None without any."""
+        from orchestrator.planner.demand import demand_of
+        from orchestrator.planner.teacher_workers import plan_teacher_workers
+
+        return plan_teacher_workers(demand_of(self.job.spec), self.job.shape, self.plan)
+
     @property
     def step_seconds(self) -> float:
-        """Predicted seconds of a step, with its share of a rollout."""
+        """Predicted seconds of a step, with its share of a rollout, or while its logits are computed."""
+        if self.teachers:
+            return self.teachers.step_seconds
         return self.rollouts.requested.time.seconds if self.rollouts else self.plan.chosen.seconds
 
     def to_json(self) -> dict[str, Any]:
@@ -83,6 +96,8 @@ class PlannedJob:
         if rollouts := self.rollouts:
             more["rollout"] = rollouts.to_json()
             document["predicted"] |= rollouts.with_rollout_time(self.plan)
+        if teachers := self.teachers:
+            more["teacher"] = teachers.to_json()
         if self.choice:
             more["precision"] = self.choice.to_json()
         return document | more

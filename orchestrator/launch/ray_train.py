@@ -53,9 +53,14 @@ def loop_config(
     if spec.evaluates_beside:
         hint = "set it to gang, or use `orchestrator run`"
         raise InputError("Ray Train reserves no worker besides its own", "evaluate.where", hint)
-    if spec.rollout and spec.rollout.workers:
-        hint = "leave it out, so that the training workers generate, or use `orchestrator run`"
-        raise InputError("Ray Train reserves no worker besides its own", "rollout.workers", hint)
+    if spec.extra_workers:
+        part, instead = (
+            ("rollout", "leave it out, so that the training workers generate")
+            if spec.rollout
+            else ("distill", "leave it out, with distill.logits.source stored")
+        )
+        hint = f"{instead}, or use `orchestrator run`"
+        raise InputError("Ray Train reserves no worker besides its own", f"{part}.workers", hint)
     run = RunDir(absolute(run_dir or f"runs/{spec.name}", Path.cwd()))
     spec = spec.with_parts(train=as_its_run(spec.train, run))
     first_commit = continuation_of(spec).begun_from(run, check_same_run(spec.run_identity, run))[1]

@@ -10,6 +10,7 @@ from typing import IO, Any, get_args
 
 from orchestrator.config.loss_unit import loss_unit, read_unit
 from orchestrator.config.metric_names import Metric
+from orchestrator.config.records import worker_kind
 from orchestrator.observe.formatting import count, duration, head
 from orchestrator.observe.live import LiveScreen
 from orchestrator.storage.row_log import steps_text
@@ -151,7 +152,10 @@ def facts(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
         rows.append(("why so long", str(summary["why_slow"])))
     if generating := summary.get("rollout_worker_hours"):
         rows.append(
-            ("rollout workers", f"{duration(3600 * generating)} of one worker, which the cost includes")
+            (
+                f"{worker_kind(summary.get('objective', ''))} workers",
+                f"{duration(3600 * generating)} of one worker, which the cost includes",
+            )
         )
     if beside := summary.get("evaluated_beside"):
         usd = "" if beside["cost_usd"] is None else f", {beside['cost_usd']:.2f} USD"

@@ -17,7 +17,7 @@ LOGS = "logs"
 """The folder of all logs in a run directory."""
 ATTEMPT = "attempt-"
 EVALUATION = "evaluation-"
-ROLLOUTS = "rollouts-"
+EXTRA_WORKERS = {"rollout": "rollouts-", "teacher": "teacher-"}
 CONTROLLER = "controller"
 
 KEPT = 100
@@ -57,9 +57,9 @@ def output_of_evaluation(run: str, step: int) -> OutputTarget:
     return _output(run, f"{EVALUATION}{step}")
 
 
-def output_of_rollouts(run: str, number: int) -> OutputTarget:
-    """Return where the rollout worker of that number writes its output."""
-    return _output(run, f"{ROLLOUTS}{number}")
+def output_of_extra_worker(run: str, kind: str, number: int) -> OutputTarget:
+    """Return where a worker of a kind, "rollout" or "teacher", writes its output. `number` counts them."""
+    return _output(run, f"{EXTRA_WORKERS[kind]}{number}")
 
 
 def output_of_controller(run: str) -> tuple[OutputTarget, str]:

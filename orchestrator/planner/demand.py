@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache, partial
 
 from orchestrator.config.records import OF_ANSWERS
-from orchestrator.config.resources import ResourceSpec
+from orchestrator.config.resources import ResourceSpec, Workers
 from orchestrator.config.spec import JobSpec
 from orchestrator.optim.config import OptimizerSpec
 from orchestrator.parallel.config import ParallelChoice
@@ -34,6 +34,7 @@ class Demand:
         ema: the decay of a moving average of the weights; None without one.
         compares: whether the objective compares answers, so that the head computes all tokens at once.
         rollout: how answers are generated; None if the objective does not learn from rewards.
+        teacher_workers: the number of teacher workers; None without any.
         steps: steps of the run.
         hours: hours within which it should finish; None for no limit.
         pruned: bytes of masks and scores for each parameter of the layers; 0 if none is pruned.
@@ -50,6 +51,7 @@ class Demand:
     ema: float | None
     compares: bool
     rollout: RolloutSpec | None
+    teacher_workers: Workers | None
     steps: int
     hours: float | None
     pruned: float
@@ -62,8 +64,14 @@ class Demand:
 
     @property
     def shared_resources(self) -> ResourceSpec:
-        """The resources with rollout workers among the workers, from which follows what a worker has of its node."""
-        return beside_rollout_workers(self.resources, self.rollout)
+        """The resources with rollout or teacher workers among the workers, from which follows what a worker has of its
+        node."""
+        return beside_rollout_workers(self.resources, self.extra_workers)
+
+    @property
+    def extra_workers(self) -> Workers | None:
+        """The number of rollout workers or teacher workers; None without any."""
+        return self.rollout.workers if self.rollout else self.teacher_workers
 
     @property
     def decoded_at_once(self) -> int:
@@ -90,6 +98,7 @@ def demand_of(spec: JobSpec) -> Demand:
         ema=spec.checkpoint.ema,
         compares=spec.workload.objective in OF_ANSWERS,
         rollout=spec.rollout,
+        teacher_workers=spec.distill.teacher_workers if spec.distill else None,
         steps=train.steps,
         hours=spec.limits.hours,
         pruned=spec.pruned_bytes,

@@ -22,7 +22,7 @@ class Point:
     Attributes:
         step_seconds: of one step, with its rollout.
         hours: of all steps.
-        worker_hours: hours of all workers together, with `rollout.workers.max` rollout workers.
+        worker_hours: hours of all workers together, with the most rollout workers or teacher workers.
         usd: their cost; None if the job gives no price.
     """
 
@@ -88,10 +88,9 @@ def frontier(
 def _point(demand: Demand, shape: ModelShape, best_plan: Plan, usd: float | None) -> Point:
     layout = best_plan.chosen.layout
     seconds = best_plan.chosen.seconds
-    rollout_workers = 0
+    other_workers = demand.extra_workers.max if demand.extra_workers else 0
     if demand.rollout is not None:
         seconds = rollout_time(demand, shape, best_plan).seconds
-        rollout_workers = demand.rollout.workers.max if demand.rollout.workers else 0
     hours = demand.steps * seconds / 3600.0
-    worker_hours = hours * (layout.world + rollout_workers)
+    worker_hours = hours * (layout.world + other_workers)
     return Point(layout, seconds, hours, worker_hours, worker_hours * usd if usd else None)

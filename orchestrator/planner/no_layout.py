@@ -86,10 +86,11 @@ def _illegal_given_layout(
 
 
 def _rollout_workers_text(demand: Demand) -> str:
-    """Return that rollout workers take a part of the memory of nodes, as the end of a sentence; empty if none do."""
-    if demand.on_gpu or demand.rollout is None or demand.rollout.workers is None:
+    """Return that rollout or teacher workers take memory of nodes, as the end of a sentence; empty if none do."""
+    if demand.on_gpu or demand.extra_workers is None:
         return ""
-    return f" beside rollout.workers.max {demand.rollout.workers.max}"
+    key = "rollout" if demand.rollout else "distill"
+    return f" beside {key}.workers.max {demand.extra_workers.max}"
 
 
 def _pinned_problem(demand: Demand, shape: ModelShape, workers: int) -> str:

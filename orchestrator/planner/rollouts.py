@@ -220,9 +220,9 @@ def unit_seconds(demand: Demand, shape: ModelShape, machine: Machine) -> float:
     machine = dataclasses.replace(machine, launch=UNRECORDED * machine.launch)
     program = dataclasses.replace(demand.program, in_8_bits=0, dropout=False, compiled=False, reference=False)
     prompt = max(shape.sequence_length - rollout.max_tokens, 1)
-    read = _pass(with_length(shape, prompt), machine, program, rollout.together)
+    read = pass_seconds(with_length(shape, prompt), machine, program, rollout.together)
     sequences = rollout.together * rollout.group
-    token = _pass(with_length(shape, 1), machine, program, sequences)
+    token = pass_seconds(with_length(shape, 1), machine, program, sequences)
     context = prompt + rollout.max_tokens / 2.0  # in the middle of the answer
     cached = sequences * context * 2.0 * shape.kv_heads * shape.head_size * program.width
     token += shape.layers * (machine.elements(cached) + CACHE_OPERATIONS * machine.launch)
@@ -233,11 +233,13 @@ def unit_seconds(demand: Demand, shape: ModelShape, machine: Machine) -> float:
     if not demand.shards:
         return seconds
     rows = demand.batch // demand.shards
-    again = _pass(shape, machine, program, rows, shape.sequence_length)
+    again = pass_seconds(shape, machine, program, rows, shape.sequence_length)
     return seconds + math.ceil(sequences / rows) * again + rollout.max_tokens * drawn
 
 
-def _pass(shape: ModelShape, machine: Machine, program: Program, sequences: int, predicted: int = 1) -> float:
+def pass_seconds(
+    shape: ModelShape, machine: Machine, program: Program, sequences: int, predicted: int = 1
+) -> float:
     """Return the seconds of a forward pass, with the head of so many tokens of each sequence."""
     shape = dataclasses.replace(shape, chunked_head=False)  # only a loss has a chunked head
     part = (sequences, 1, 1, 1, 0)

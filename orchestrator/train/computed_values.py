@@ -18,7 +18,7 @@ class ComputedValues(Protocol):
 
     @property
     def are_complete(self) -> bool:
-        """Whether all values are stored; equal on every rank."""
+        """Whether the ranks need not compute any values; equal on every rank."""
         ...
 
     def compute(

@@ -20,7 +20,7 @@ from orchestrator.prune.structure import with_chosen_parts
 from orchestrator.resolve.training_inputs import check_digest, training_inputs
 from orchestrator.storage.retry import patient
 from orchestrator.train.commits import Commits
-from orchestrator.train.distillation.compose import distilled_of
+from orchestrator.train.distillation.compose import distilled_of, make_logits
 from orchestrator.train.engines.make import EngineMaker
 from orchestrator.train.evaluation import Evaluator
 from orchestrator.train.flight_record import report_hang
@@ -43,7 +43,8 @@ def main(config: dict[str, Any], context: WorkerContext) -> dict[str, Any]:
 
     Returns:
         {"step", "ended"}. `ended` is "steps" (the job is complete), "until" (the task's last step), "plateau" or
-        "stop". A task that only evaluates returns {"step", "ended", "evaluation"}, a rollout worker {"units"}.
+        "stop". A task that only evaluates returns {"step", "ended", "evaluation"}, a rollout or teacher worker
+        {"units"}.
 
     Raises:
         InputError: if the job cannot run here.
@@ -83,16 +84,24 @@ def main(config: dict[str, Any], context: WorkerContext) -> dict[str, Any]:
         # The base is the reference model, and some of its log-probabilities are still to be computed.
         reopened_base = base_of(spec.workload, spec.needs_base, dataclasses.asdict(base), False)
         inputs = training_inputs(spec, tokens, task.sets, reopened_base, folder_config)
+    teacher = task.parsed_teacher
+    if task.makes_rollouts and spec.distill:
+        result = make_logits(
+            spec.distill, teacher, inputs, tokens, task=task, device=device, context=context, retry=patience
+        )
+        close_device()
+        return result
     inputs = with_chosen_parts(inputs, task.run, device.device, context, patience, writes=task.commit)
 
     if task.makes_rollouts:
         result = make_rollouts(inputs, tokens, task, device, context)
         close_device()
         return result
-    teacher = task.parsed_teacher
     # Without its teacher's entries a batch trains on labels alone, and nothing would say so.
     assert teacher is not None or spec.distill is None or task.evaluate_only, "the task names no teacher"
-    distilled = distilled_of(spec.distill, teacher, inputs, tokens, patience)
+    distilled = distilled_of(
+        spec.distill, teacher, inputs, tokens, task=task, device=device, context=context, retry=patience
+    )
     if distilled is not None:
         inputs = distilled.inputs
     rollouts = rollouts_of(inputs, tokens, task, device, context)
@@ -188,7 +197,8 @@ def main(config: dict[str, Any], context: WorkerContext) -> dict[str, Any]:
         values=[
             value for value in (references, distilled.stored if distilled else None) if value is not None
         ],
-        growing=is_growing(spec.data.streaming, tokens.sections is None),
+        growing=is_growing(spec.data.streaming, tokens.sections is None)
+        or (distilled is not None and distilled.are_growing),
     )
     result = rank.evaluate() if task.evaluate_only else rank.train()
     # Skipped after an error: leaving the process group may wait forever for collectives that peers have not joined,

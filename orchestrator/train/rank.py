@@ -35,7 +35,8 @@ MAX_PAUSE = 0.5
 def await_samples(prefetched: Prefetch[Any], context: WorkerContext) -> bool:
     """Wait until all ranks have the samples of the next step.
 
-    The wait has no limit here: the controller ends a gang that waits while no data is being prepared.
+    The wait has no limit here: the controller ends a gang that waits while no data is being prepared, and no logits of
+    a teacher are computed. The status of the run says that it waits.
 
     Args:
         prefetched: reads the samples.
@@ -46,11 +47,17 @@ def await_samples(prefetched: Prefetch[Any], context: WorkerContext) -> bool:
     """
     context.set_waiting(True)
     pause = MAX_PAUSE / 128
+    is_told = False
     while not (agreed := agree(0, context.stop_requested(), ready=prefetched.is_ready)).ready:
         if agreed.stop:
             break
         time.sleep(pause)
+        if pause == MAX_PAUSE and not is_told:  # all ranks come here together
+            context.begin_stage("waiting for samples, or for logits of the teacher")
+            is_told = True
         pause = min(2 * pause, MAX_PAUSE)
+    if is_told:
+        context.begin_stage("training")
     context.set_waiting(False)
     return agreed.ready
 
@@ -108,7 +115,7 @@ class Rank:
             device: this rank's device.
             memory_before: bytes in use before the model was built.
             values: values that other models compute for every sample, if the objective needs them.
-            growing: whether some of the data is still being prepared.
+            growing: whether some of the data is still being prepared, or some logits of a teacher.
         """
         self._task = task
         self._plan = plan

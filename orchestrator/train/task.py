@@ -26,7 +26,7 @@ WEIGHT_SERVER = "orchestrator.checkpoint.snapshot_server:weight_server"
 
 @dataclasses.dataclass(frozen=True)
 class RolloutAddress:
-    """Where ranks and rollout workers find each other.
+    """Where ranks and rollout workers, or teacher workers, find each other.
 
     Attributes:
         address, token: of the queue of work, see `orchestrator.train.rollouts.work_queue`.
@@ -66,8 +66,9 @@ class Task:
         cleaned_by: hashes of the user's own code that cleaned the text, from the prepared data.
         class_weights: counted in the prepared data if the job asks for balanced ones; empty otherwise.
         teacher: the weights of a teacher, see `orchestrator.models.base.Base`; None without one.
-        rollouts: the fields of a `RolloutAddress`; None if the ranks generate answers themselves.
-        makes_rollouts: whether this is the task of a rollout worker, which generates answers until it is stopped.
+        rollouts: the fields of a `RolloutAddress`; None if the ranks generate answers, or logits, themselves.
+        makes_rollouts: whether this is the task of a rollout worker, which generates answers until it is stopped, or of
+            a teacher worker, which computes logits.
         code_roots: folders in which the controller found that code.
     """
 
@@ -129,14 +130,14 @@ class Task:
         )
 
     def for_rollout_worker(self) -> Task:
-        """Return the task of a rollout worker beside the ranks of this one. It writes nothing."""
+        """Return the task of a rollout worker, or teacher worker, beside the ranks of this one. It commits nothing."""
         return dataclasses.replace(
             self, layout=Layout().to_json(), commit=False, makes_rollouts=True, snapshot_servers=(), faults=()
         )
 
     @property
     def rollout_address(self) -> RolloutAddress | None:
-        """Where rollout workers are found; None if the ranks generate answers themselves."""
+        """Where rollout workers or teacher workers are found; None if the ranks do their work."""
         return RolloutAddress(**self.rollouts) if self.rollouts else None
 
     @property

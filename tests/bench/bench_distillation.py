@@ -74,7 +74,7 @@ def steps(folder: str) -> dict[str, Callable[[], object]]:
     batch = {"tokens": tokens[:, :-1], "labels": tokens[:, 1:]}
     (placed,) = learns.teacher_logits([batch], KEPT, 2.0)
     table = TeacherTable(folder, "bench", ROWS, LENGTH, KEPT)
-    table.write(0, TopRecords(*(each.numpy() for each in placed.top)), 0.0, 1)
+    table.write(table.name(0), TopRecords(*(each.numpy() for each in placed.top)), 0.0, 1)
     assert learns._teacher is not None
     teacher = learns._teacher
 

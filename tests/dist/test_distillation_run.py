@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Set
 from pathlib import Path
 from typing import Any
 
@@ -13,15 +14,23 @@ import pytest
 from jobs import curve, job, rows, weights
 from letters import letters, write_tokenizer
 from local_chain import drive_chain_here
-from local_run import LocalGang, controller_here, drive_here, export_here
+from local_run import (
+    LocalGang,
+    RolloutGang,
+    controller_here,
+    drive_here,
+    export_here,
+    with_rollout_workers,
+)
 
+from cluster.workers.gang import Bundle, Gang
 from orchestrator.chain.preflight import check_chain
 from orchestrator.chain.stage_run import stage_runs
 from orchestrator.checkpoint.commit_store import Store
 from orchestrator.config.chain import parse_chain
 from orchestrator.config.errors import InputError
 from orchestrator.config.spec import parse
-from orchestrator.controller import decide
+from orchestrator.controller import decide, rollout_workers
 from orchestrator.evaluate.of_commit import evaluate_commit
 from orchestrator.observe.console import facts
 from orchestrator.resolve.commit_model import model_of_run
@@ -170,6 +179,159 @@ def test_stored_logits_are_those_of_every_step_and_a_kill_changes_no_bit(
             # A stored row is computed whole, one of a running teacher is cut. Adam divides by the size of a gradient,
             # so that the rounding of one near zero moves its weight by a part of the rate, 3e-3.
             np.testing.assert_allclose(one, other, rtol=0, atol=1e-4)
+
+
+@pytest.fixture(scope="module")
+def taught(place: Path) -> Path:
+    """A cache with the stored logits that teacher workers compute too: by passes of eight samples, of one process."""
+    found = document(place, {}, source="stored", k=10)
+    found["parallel"] = {"micro_batch": 8}
+    drive_here(found, str(place / "taught"), place / "taught_cache", gang=lambda: LocalGang([1]))
+    return place / "taught_cache"
+
+
+def stored_twin(place: Path, taught: Path, run: Path, parallel: dict[str, int]) -> Path:
+    """A run that reads these stored logits under a layout."""
+    found = document(place, {}, source="stored", k=10)
+    found["parallel"] = parallel
+    drive_here(found, str(run), taught)
+    return run
+
+
+def by_workers(place: Path, parallel: dict[str, int], least: int, most: int) -> dict[str, Any]:
+    """The job of such a run whose logits teacher workers compute."""
+    found = document(place, {"workers": {"min": least, "max": most}}, source="workers", k=10)
+    found["parallel"] = parallel
+    return found
+
+
+def reasons(run: Path) -> list[str]:
+    return [event["reason"] for event in rows(run, "events.jsonl")]
+
+
+def test_teacher_workers_that_come_and_die_give_the_bits_of_stored_logits(
+    place: Path, taught: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first teacher worker dies within its second part, and a rank at step 5. Without any the ranks do the work."""
+    monkeypatch.setattr(decide, "SETTLE", 0.0)
+    two = {"micro_batch": 2}
+    twin = stored_twin(place, taught, tmp_path / "twin", two)
+    found = by_workers(place, two, least=1, most=1)
+    gang = with_rollout_workers([3], faults=("kill@0:2",))
+    drive_here(found, str(tmp_path / "run"), tmp_path / "cache", gang=gang, faults=("kill@1:5",))
+    same_bits(twin, tmp_path / "run")
+    told = [text for text in reasons(tmp_path / "run") if "teacher worker 1" in text]
+    assert len(told) == 1, told
+    assert told[0].endswith("its logits are computed again")
+    summary = json.loads((tmp_path / "run/summary.json").read_text())
+    assert 0 < summary["rollout_worker_hours"] < summary["worker_hours"]
+    assert "teacher workers" in dict(facts(summary))
+    manifest = json.loads(next(iter((tmp_path / "cache").glob("*/teacher/*/manifest.json"))).read_text())
+    assert manifest["k"] == 10
+
+    found = by_workers(place, two, least=0, most=2)
+    drive_here(found, str(tmp_path / "alone"), tmp_path / "cache_alone", faults=("kill@1:0e",))
+    same_bits(twin, tmp_path / "alone")
+    assert any("no room for a teacher worker" in text for text in reasons(tmp_path / "alone"))
+    # The same samples are in the same files, whoever has computed them.
+    made = [
+        {path.name: path.read_bytes() for path in parts(tmp_path / name)} for name in ("cache", "cache_alone")
+    ]
+    assert made[0] == made[1]
+    assert len(made[0]) == STEPS
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("workers", [0, 1, 2])
+@pytest.mark.parametrize("axis", ["tp", "pp", "cp"])
+def test_any_number_of_teacher_workers_gives_the_bits_of_stored_logits_under_every_layout(
+    axis: str, workers: int, place: Path, taught: Path, tmp_path: Path
+) -> None:
+    parallel = {"micro_batch": 2, axis: 2}
+    twin = stored_twin(place, taught, tmp_path / "twin", parallel)
+    gang = with_rollout_workers([2 + workers]) if workers else None
+    found = by_workers(place, parallel, least=0, most=2)
+    drive_here(found, str(tmp_path / "run"), tmp_path / "cache", gang=gang)
+    same_bits(twin, tmp_path / "run")
+    changes = [event.get("rollout_workers", ()) for event in rows(tmp_path / "run", "events.jsonl")]
+    counts = [change["workers"] for several in changes for change in several]
+    assert (max(counts), counts[-1]) == (workers, 0) if workers else counts == []
+
+
+@pytest.mark.slow
+def test_a_frozen_teacher_worker_is_replaced_and_changes_no_bit(
+    place: Path, taught: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rollout_workers, "LONGEST_STEP", 0.0)
+    twin = stored_twin(place, taught, tmp_path / "twin", {"micro_batch": 2})
+    gang = with_rollout_workers([3], faults=("stop@0:4",))
+    found = by_workers(place, {"micro_batch": 2}, least=1, most=1)
+    drive_here(found, str(tmp_path / "run"), tmp_path / "cache", gang=gang)
+    same_bits(twin, tmp_path / "run")
+    assert any("no sign of life" in text for text in reasons(tmp_path / "run"))
+
+
+@pytest.mark.slow
+def test_a_teacher_worker_that_is_lost_with_its_room_leaves_its_work_to_the_ranks(
+    place: Path, taught: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They stop as for a resize, so that no step is repeated and no failure is counted."""
+    monkeypatch.setattr(decide, "ROLLOUT_STOP", 1.0)
+    monkeypatch.setattr(decide, "SETTLE", 0.0)
+
+    class Shrinking(LocalGang):
+        def capacity(self, bundle: Bundle, avoid: Set[str] = frozenset()) -> int:
+            return 3 if len(made) <= 2 else 2
+
+    def gang() -> Gang:
+        made.append(RolloutGang(("kill@0:3",)) if made else Shrinking([3]))
+        return made[-1]
+
+    made: list[Gang] = []
+    twin = stored_twin(place, taught, tmp_path / "twin", {"micro_batch": 2})
+    found = by_workers(place, {"micro_batch": 2}, least=0, most=1)
+    summary = drive_here(found, str(tmp_path / "run"), tmp_path / "cache", gang=gang)
+    same_bits(twin, tmp_path / "run")
+    assert any("so the training workers run the teacher" in text for text in reasons(tmp_path / "run"))
+    assert summary["attempts"] == 2
+    assert not any(event.get("first_fault") for event in rows(tmp_path / "run", "events.jsonl"))
+
+
+@pytest.mark.slow
+def test_a_run_with_two_teacher_workers_then_one_then_none_at_other_widths_has_the_same_bits(
+    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With equal bits at every width, also those of stored logits that two ranks have computed."""
+    monkeypatch.setattr(decide, "SETTLE", 0.0)
+
+    def bitwise(found: dict[str, Any]) -> dict[str, Any]:
+        found["train"] |= {"determinism": "bitwise", "virtual_shards": 4}
+        return found
+
+    twin = bitwise(document(place, {}, source="stored", k=10))
+    drive_here(twin, str(tmp_path / "twin"), tmp_path / "cache_twin")
+    found = bitwise(by_workers(place, {"micro_batch": 2}, least=0, most=2))
+    for until, ranks, workers in ((3, 2, 2), (5, 1, 1), (None, 2, 0)):
+        gang = with_rollout_workers([ranks + workers], faults=("kill@0:2",) if workers else ())
+        found["resources"] = {"workers": ranks}
+        shutil.rmtree(tmp_path / "cache", ignore_errors=until == 3)  # the parts are computed again
+        controller_here(found, str(tmp_path / "run"), tmp_path / "cache", gang=gang, until=until).drive()
+    same_bits(tmp_path / "twin", tmp_path / "run")
+
+
+@pytest.mark.slow
+def test_a_teacher_worker_that_always_fails_ends_the_run(place: Path, tmp_path: Path) -> None:
+    def gang() -> Gang:
+        made.append(RolloutGang(("raise@0:1/*",)) if made else LocalGang([3]))
+        return made[-1]
+
+    made: list[Gang] = []
+    found = by_workers(place, {"micro_batch": 2}, least=1, most=1)
+    found["limits"] = {"restarts": 0}
+    summary = drive_here(found, str(tmp_path / "run"), tmp_path / "cache", gang=gang)
+    assert summary["state"] == "failed"
+    assert "teacher worker" in reasons(tmp_path / "run")[-1]
+    assert "InjectedFault" in reasons(tmp_path / "run")[-1]
 
 
 @pytest.mark.slow

@@ -3,6 +3,9 @@
     <prepared data>/teacher/<key>/000000.bin      the samples of one part: a head, then a record for each sample
     <prepared data>/teacher/<key>/manifest.json   k, and the mean probability of the k tokens, once all parts are there
 
+Parts go through the samples by number, or in the order in which steps first read them. In the latter case a hash of
+the part's sample numbers is in its name: 000000-<hash>.bin.
+
 A record has tokens int32 [L, k], logits fp32 [L, k] and log-sums fp32 [L], little-endian, after their xxh3_64. A head
 has the sum of the probabilities that are kept, fp64, and their number, int64. The key covers everything that determines
 the values. Steps read single records and verify each.
@@ -10,13 +13,14 @@ the values. Steps read single records and verify each.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
 import xxhash
 
 from orchestrator.config.errors import InputError
+from orchestrator.data.samples.first_use import FirstUse
 from orchestrator.data.store.data_folder import DataFolder
 from orchestrator.storage.retry import Retry
 
@@ -37,31 +41,72 @@ class TopRecords(NamedTuple):
     log_sum: np.ndarray
 
 
+def record_of(length: int, k: int) -> np.dtype[np.void]:
+    """Return the type of a sample's record: `k` logits at each of `length` positions."""
+    fields = [
+        ("sum", "<u8"),
+        ("tokens", "<i4", (length, k)),
+        ("logits", "<f4", (length, k)),
+        ("log_sum", "<f4", (length,)),
+    ]
+    return np.dtype(fields)
+
+
+def part_size(length: int, k: int, most: int) -> int:
+    """Return how many samples, at most `most`, a part of about PART_BYTES has."""
+    return max(1, min(most, PART_BYTES // record_of(length, k).itemsize))
+
+
 class TeacherTable:
-    """The logits of the samples 0 to `samples` - 1, `k` at each of `length` positions. Only one process may write."""
+    """The logits of the samples 0 to `samples` - 1, `k` at each of `length` positions.
+
+    Several processes may write a part, if they write the same bits.
+    """
 
     def __init__(
-        self, data: str, key: str, samples: int, length: int, k: int, retry: Retry | None = None
+        self,
+        data: str,
+        key: str,
+        samples: int,
+        length: int,
+        k: int,
+        retry: Retry | None = None,
+        order: FirstUse | None = None,
     ) -> None:
-        """`data` is the URI of the samples' prepared data, and `key` identifies the values."""
+        """Open the table.
+
+        Args:
+            data: URI of the samples' prepared data.
+            key: what identifies the values.
+            samples: number of samples.
+            length: positions of a sample.
+            k: logits at each.
+            retry: how to retry reads.
+            order: the parts in the order of use; None if parts go through the samples by number.
+        """
         self._folder = DataFolder(f"{data}/teacher/{key}", retry)
-        self._record = np.dtype(
-            [
-                ("sum", "<u8"),
-                ("tokens", "<i4", (length, k)),
-                ("logits", "<f4", (length, k)),
-                ("log_sum", "<f4", (length,)),
-            ]
-        )
+        self._record = record_of(length, k)
         self.samples = samples
         self.k = k
-        self._size = max(1, min(MOST, PART_BYTES // self._record.itemsize))
+        self._size = part_size(length, k, MOST)
+        self._order = order
+        self._there: set[int] = set()
+        """Numbers of parts that `lacks` has found."""
 
     @property
-    def parts(self) -> list[range]:
+    def parts(self) -> Sequence[Sequence[int] | np.ndarray]:
         """The samples of each part, in order."""
+        if self._order is not None:
+            return self._order.parts
         size = self._size
         return [range(a, min(a + size, self.samples)) for a in range(0, self.samples, size)]
+
+    def name(self, number: int) -> str:
+        """Return the file name of part `number`."""
+        if self._order is None:
+            return f"{number:06d}.bin"
+        samples = np.ascontiguousarray(self._order.parts[number], "<i8")
+        return f"{number:06d}-{xxhash.xxh3_64_hexdigest(samples.tobytes())}.bin"
 
     def missing(self) -> list[int]:
         """Return the numbers of the parts that are not there whole."""
@@ -69,17 +114,30 @@ class TeacherTable:
         return [
             number
             for number, part in enumerate(self.parts)
-            if sizes.get(_name(number)) != HEAD.itemsize + len(part) * self._record.itemsize
+            if sizes.get(self.name(number)) != self._bytes(len(part))
         ]
 
-    def write(self, number: int, records: TopRecords, mass: float, tokens: int) -> None:
-        """Store part `number`, with the sum of the probabilities that are kept of so many predicted tokens."""
-        content = np.zeros(len(self.parts[number]), self._record)
-        for name, values in records._asdict().items():
-            content[name] = values
+    def has(self, name: str, samples: int) -> bool:
+        """Return whether the part of this name is there whole, with so many samples."""
+        return self._folder.size(name) == self._bytes(samples)
+
+    def lacks(self, samples: np.ndarray) -> list[int]:
+        """Return the numbers of the parts that these samples need and that are not there yet."""
+        numbers = {self._place(sample)[0] for sample in samples.tolist()} - self._there
+        self._there |= {number for number in numbers if self.has(self.name(number), len(self.parts[number]))}
+        return sorted(numbers - self._there)
+
+    def _bytes(self, samples: int) -> int:
+        return HEAD.itemsize + samples * self._record.itemsize
+
+    def write(self, name: str, records: TopRecords, mass: float, tokens: int) -> None:
+        """Store the part of this name, with the sum of the probabilities that are kept of so many predicted tokens."""
+        content = np.zeros(len(records.tokens), self._record)
+        for field, values in records._asdict().items():
+            content[field] = values
         content["sum"] = [_sum_of(record) for record in content]
         head = np.array([(mass, tokens)], HEAD)
-        self._folder.write(_name(number), head.tobytes() + content.tobytes())
+        self._folder.write(name, head.tobytes() + content.tobytes())
 
     def finish(self, about: Mapping[str, object]) -> float:
         """Write the manifest, with `about` in it; return the mean probability of the tokens that are kept."""
@@ -96,12 +154,20 @@ class TeacherTable:
         """
         result = np.empty(len(samples), self._record)
         for row, sample in enumerate(samples.tolist()):
-            number, index = divmod(sample, self._size)
+            number, index = self._place(sample)
             offset = HEAD.itemsize + index * self._record.itemsize
             self._fill(number, offset, result[row : row + 1])
             if result["sum"][row] != _sum_of(result[row]):
                 self._refuse(number)
         return TopRecords(result["tokens"], result["logits"], result["log_sum"])
+
+    def _place(self, sample: int) -> tuple[int, int]:
+        """Return the number of a sample's part, and its index there."""
+        if self._order is None:
+            return divmod(sample, self._size)
+        place = self._order.place(sample)
+        assert place is not None, f"no step of the run was to read sample {sample}"
+        return place
 
     def _head(self, number: int) -> np.ndarray:
         head = np.empty(1, HEAD)
@@ -110,7 +176,7 @@ class TeacherTable:
 
     def _fill(self, number: int, offset: int, target: np.ndarray) -> None:
         try:
-            done = self._folder.read_into(_name(number), offset, target.view(np.uint8).data)
+            done = self._folder.read_into(self.name(number), offset, target.view(np.uint8).data)
         except FileNotFoundError:
             done = 0
         if done != target.nbytes:
@@ -118,12 +184,10 @@ class TeacherTable:
 
     def _refuse(self, number: int) -> None:
         hint = "remove the file, and the run computes it again"
-        raise InputError("the stored logits of a teacher are damaged", self._folder.at(_name(number)), hint)
+        raise InputError(
+            "the stored logits of a teacher are damaged", self._folder.at(self.name(number)), hint
+        )
 
 
 def _sum_of(record: np.void) -> int:
     return xxhash.xxh3_64_intdigest(record.tobytes()[SUM_BYTES:])
-
-
-def _name(number: int) -> str:
-    return f"{number:06d}.bin"

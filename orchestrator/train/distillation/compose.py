@@ -5,9 +5,11 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass
 
+from cluster.workers.worker_context import WorkerContext
 from orchestrator.data.store.tokens import Tokens
 from orchestrator.models.base import Base
 from orchestrator.models.teacher_weights import teacher_model
+from orchestrator.parallel.device import Device
 from orchestrator.resolve.teacher import (
     check_vocabularies,
     compared,
@@ -18,6 +20,8 @@ from orchestrator.storage.retry import Retry
 from orchestrator.train.distillation.config import DistillSpec
 from orchestrator.train.distillation.logits_key import logits_key
 from orchestrator.train.distillation.stored_logits import StoredLogits
+from orchestrator.train.distillation.worker_logits import WorkerLogits
+from orchestrator.train.task import Task
 from workloads.workload import Workload
 
 
@@ -29,13 +33,18 @@ class Distilled:
         inputs: the run's inputs; the student shows what the loss compares.
         teacher: the teacher, showing the same; None if steps read its stored logits.
         base: the teacher's weights.
-        stored: the stored logits; None if the teacher runs in every step.
+        stored: the stored logits, or those that teacher workers store; None if the teacher runs in every step.
     """
 
     inputs: TrainingInputs
     teacher: Workload | None
     base: Base
-    stored: StoredLogits | None
+    stored: StoredLogits | WorkerLogits | None
+
+    @property
+    def are_growing(self) -> bool:
+        """Whether steps may have to wait for logits; equal on every rank."""
+        return isinstance(self.stored, WorkerLogits) and self.stored.are_growing
 
 
 def distilled_of(
@@ -43,6 +52,9 @@ def distilled_of(
     base: Base | None,
     inputs: TrainingInputs,
     tokens: Tokens,
+    task: Task,
+    device: Device,
+    context: WorkerContext,
     retry: Retry,
 ) -> Distilled | None:
     """Return the parts of a distilled run; None without a teacher.
@@ -52,6 +64,9 @@ def distilled_of(
         base: the teacher's weights; None in a task that only evaluates, which says how good the student is.
         inputs: the run's inputs.
         tokens: the prepared data.
+        task: says where teacher workers are found.
+        device: this process's device.
+        context: this process's connection to the controller.
         retry: how to retry reads.
 
     Raises:
@@ -74,17 +89,55 @@ def distilled_of(
     inputs = dataclasses.replace(inputs, workload=student)
     if distill.stored is None:
         return Distilled(inputs, teacher, base, None)
+    logits = distill.stored
     key = logits_key(
-        spec.workload, spec.data, seed=spec.seed, precision=spec.train.dtype, logits=distill.stored, base=base
+        spec.workload, spec.data, seed=spec.seed, precision=spec.train.dtype, logits=logits, base=base
     )
+    data = tokens.folder.uri
+    if logits.source == "workers":
+        made = WorkerLogits(
+            key,
+            data,
+            inputs,
+            teacher=teacher,
+            logits=logits,
+            base=base,
+            task=task,
+            device=device,
+            context=context,
+            retry=retry,
+        )
+        return Distilled(inputs, None, base, made)
     stored = StoredLogits(
         key,
-        tokens.folder.uri,
+        data,
         inputs,
         teacher=teacher,
-        logits=distill.stored,
+        logits=logits,
         base=base,
         global_batch=spec.train.global_batch,
         retry=retry,
     )
     return Distilled(inputs, None, base, stored)
+
+
+def make_logits(
+    distill: DistillSpec,
+    base: Base | None,
+    inputs: TrainingInputs,
+    tokens: Tokens,
+    task: Task,
+    device: Device,
+    context: WorkerContext,
+    retry: Retry,
+) -> dict[str, int]:
+    """Compute logits for the ranks of a run until this worker is stopped. Return how many units of work.
+
+    The arguments are those of `distilled_of`.
+    """
+    distilled = distilled_of(
+        distill, base, inputs, tokens, task=task, device=device, context=context, retry=retry
+    )
+    assert distilled is not None
+    assert isinstance(distilled.stored, WorkerLogits)
+    return {"units": distilled.stored.serve()}

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from orchestrator.config.records import OF_ANSWERS
+from orchestrator.config.resources import Workers, one_number
 from orchestrator.config.strict import Count, Positive, StrictModel
 from orchestrator.config.workload import WorkloadSpec
 from orchestrator.data.config import DataSpec
@@ -27,6 +28,8 @@ NOT_DISTILLED = {
 """Objectives without distillation, each with the reason."""
 STORABLE = ("causal_lm", "conversation", "seq2seq", "sequence_classification")
 """Objectives that predict the same tokens of a sample in every epoch, so that logits may be stored."""
+PASS_TOKENS = 4096
+"""About the tokens that a teacher worker reads in one pass."""
 Weight = Annotated[float, Field(gt=0.0)]
 Pairs = Annotated[list[tuple[Count, Count]], Field(min_length=1)]
 Layers = Literal["uniform", "last"] | Pairs
@@ -47,19 +50,21 @@ class LogitsSpec(StrictModel):
         description="forward: KL(teacher || student); reverse: KL(student || teacher); jensen_shannon: the mean of "
         "both to their mixture",
     )
-    source: Literal["online", "stored"] = Field(
+    source: Literal["online", "stored", "workers"] = Field(
         default="online",
         description="online: the teacher runs in every step; stored: it runs once over the training samples before "
-        "the first step, and its largest logits are stored next to the data",
+        "the first step, and its largest logits are stored next to the data; workers: workers of their own run it "
+        "while the student trains, and store the same",
     )
     k: Positive = Field(
-        default=64, description="stored: logits that are kept of each predicted token; all of a classifier's"
+        default=64,
+        description="stored and workers: logits that are kept of each predicted token; all of a classifier's",
     )
 
     @model_validator(mode="after")
     def k_is_of_stored_logits(self) -> LogitsSpec:
         if self.source == "online" and not self.at_default("k"):
-            raise ValueError("k is for source stored, but this is online; leave it out")
+            raise ValueError("k is for source stored and workers, but this is online; leave it out")
         return self
 
 
@@ -103,8 +108,21 @@ class RelationsSpec(StrictModel):
         return self
 
 
+class TeacherWorkers(Workers):
+    """Minimum and maximum number of teacher workers."""
+
+    min: Count = Field(
+        default=0,
+        description="the run waits rather than train with fewer; with 0 the training workers run the teacher "
+        "themselves, before the first step, if there is no room for a teacher worker",
+    )
+    max: Positive = Field(default=1, description="maximum; they come and go between min and max")
+
+
 class DistillSpec(StrictModel):
     """Learn from a teacher: the loss is the weighted sum of its parts."""
+
+    NO_IDENTITY: ClassVar[tuple[str, ...]] = ("workers",)
 
     teacher: str = Field(
         min_length=1,
@@ -118,11 +136,29 @@ class DistillSpec(StrictModel):
     )
     hidden: HiddenSpec | None = Field(default=None, description="learn the teacher's hidden states")
     relations: RelationsSpec | None = Field(default=None, description="learn relations within attention")
+    workers: TeacherWorkers | None = Field(
+        default=None,
+        description="for logits.source workers: workers of their own that run the teacher, with the resources of "
+        "resources.per_worker; a single number is both min and max. They come and go between min and max as there is "
+        "room beside the training workers, and their number changes no logit. By default at most one",
+    )
+
+    @field_validator("workers", mode="before", json_schema_input_type=TeacherWorkers | int | None)
+    @classmethod
+    def one_number_is_both(cls, value: Any) -> Any:
+        return one_number(value)
 
     @property
     def stored(self) -> LogitsSpec | None:
-        """The logits, if they are stored before training; else None."""
-        return self.logits if self.logits and self.logits.source == "stored" else None
+        """The logits, if steps read them from storage; None if the teacher runs in every step."""
+        return self.logits if self.logits and self.logits.source != "online" else None
+
+    @property
+    def teacher_workers(self) -> TeacherWorkers | None:
+        """The bounds of the number of teacher workers; None if the job has none."""
+        if self.logits is None or self.logits.source != "workers":
+            return None
+        return self.workers or TeacherWorkers()
 
     @property
     def looks_inside(self) -> bool:
@@ -136,8 +172,14 @@ class DistillSpec(StrictModel):
         if self.stored and self.looks_inside:
             key = "hidden" if self.hidden else "relations"
             raise ValueError(
-                f"{key} needs the teacher in every step, but logits.source is stored; set it to online"
+                f"{key} needs the teacher in every step, but logits.source is {self.stored.source}; set it to online"
             )
+        return self
+
+    @model_validator(mode="after")
+    def workers_have_work(self) -> DistillSpec:
+        if self.workers and not self.teacher_workers:
+            raise ValueError("workers are for logits.source workers; set it, or leave workers out")
         return self
 
     def problem(self, workload: WorkloadSpec, data: DataSpec, train: TrainSpec) -> str:
@@ -158,7 +200,7 @@ class DistillSpec(StrictModel):
         return self._problem_of_stored(objective, data, train) if self.stored else ""
 
     def _problem_of_stored(self, objective: str, data: DataSpec, train: TrainSpec) -> str:
-        """Return why logits cannot be stored before training; empty if they can."""
+        """Return why logits cannot be stored; empty if they can."""
         online = "set distill.logits.source to online"
         if objective not in STORABLE:
             return (
@@ -167,9 +209,26 @@ class DistillSpec(StrictModel):
         if data.shuffle == "sections" or data.packing != "cut":
             key = "data.packing" if data.packing != "cut" else "data.shuffle"
             return f"logits are stored for samples that are known before training, but {key} makes them later; {online}"
+        if train.continue_from and self.teacher_workers:
+            return (
+                "train.continue_from begins within another run's order of samples, and teacher workers compute logits "
+                "in the order of their own run; set distill.logits.source to stored, and leave distill.workers out"
+            )
         if train.sequence_warmup:
             return f"train.sequence_warmup cuts samples, but logits are stored for whole samples; {online}"
         return ""
+
+
+def rows_of_pass(global_batch: int, shards: int, sequence_length: int) -> int:
+    """Return how many samples a teacher worker reads in one pass. It depends on nothing that a run may change.
+
+    Args:
+        global_batch: samples of a step.
+        shards: virtual shards of a step under bitwise determinism, 0 without it. A pass then reads the micro-batch of
+            every layout, so that logits have the bits of `source: stored`.
+        sequence_length: tokens of a sample.
+    """
+    return global_batch // shards if shards else max(1, min(global_batch, PASS_TOKENS // sequence_length))
 
 
 def pairs_of(layers: Any, student: int, teacher: int) -> tuple[tuple[int, int], ...]:

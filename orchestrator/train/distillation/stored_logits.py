@@ -6,27 +6,24 @@ read any more.
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import numpy as np
-import torch
 import torch.distributed as dist
 
 from cluster.workers.worker_context import WorkerContext
-from orchestrator.data.samples.teacher_table import TeacherTable, TopRecords
+from orchestrator.data.samples.teacher_table import TeacherTable
 from orchestrator.models.base import Base
 from orchestrator.parallel.layout import Layout
 from orchestrator.parallel.rank_messages import gather_json
 from orchestrator.resolve.training_inputs import TrainingInputs
 from orchestrator.storage.retry import Retry
 from orchestrator.train.distillation.config import LogitsSpec
-from orchestrator.train.distillation.teacher import PlacedTop
+from orchestrator.train.distillation.taught_samples import PartLogits, TaughtSamples, with_logits
 from orchestrator.train.engines.engine import Engine
 from orchestrator.train.eval_sharding import compute_passes, shares
-from workloads.objectives.distillation import STORED
-from workloads.workload import IGNORED, Batch, Workload
+from workloads.workload import Workload
 
 
 class StoredLogits:
@@ -56,17 +53,11 @@ class StoredLogits:
             retry: how to retry reads.
         """
         self._teacher = teacher
-        self._logits = logits
+        self._temperature = logits.temperature
         self._base = base
         self._global_batch = global_batch
-        self._read = inputs.text[0].read
-        example = self._read.collate([0], 0)
-        self._labels = "sequence_labels" if "sequence_labels" in example else "labels"
-        classes = int(getattr(teacher.config, "classes", 0)) if self._labels == "sequence_labels" else 0
-        vocabulary = int(teacher.config.vocab_size)
-        self._k = classes or min(logits.k, vocabulary)
-        self._length = 1 if classes else example["labels"].shape[1]
-        self._table = TeacherTable(data, key, len(self._read), length=self._length, k=self._k, retry=retry)
+        self._taught = taught = TaughtSamples(inputs, teacher, logits)
+        self._table = TeacherTable(data, key, taught.number, length=taught.length, k=taught.k, retry=retry)
         self._missing: list[int] = gather_json(self._table.missing() if dist.get_rank() == 0 else [])[0]
 
     @property
@@ -101,7 +92,7 @@ class StoredLogits:
         context.begin_work("logits of the teacher", "batches", sum(len(passes_of(n)) for n in self._missing))
         while self._missing:
             number = self._missing[0]
-            computed = _Part(len(parts[number]), self._length, self._k)
+            computed = PartLogits(len(parts[number]), self._taught)
             compute = partial(
                 self._compute_pass, engine, parts[number], size=layout.micro_batch, computed=computed
             )
@@ -109,12 +100,15 @@ class StoredLogits:
                 context.end_work()
                 engine.release_teacher()
                 return
-            records = computed.over_ranks()
+            # A sum gathers them: every place is filled on one rank and zero on all others, so that nothing is rounded.
+            for values in computed.values:
+                dist.all_reduce(values)
             if context.rank_info.rank == 0:
-                mass, tokens = self._mass_of(parts[number], records)
-                self._table.write(number, records, mass, tokens)
+                records = computed.records()
+                mass, tokens = self._taught.mass_of(parts[number], records)
+                self._table.write(self._table.name(number), records, mass, tokens)
                 if len(self._missing) == 1:
-                    self._finish()
+                    self._taught.finish(self._table, self._base)
             # No rank may go on before the part is stored: after a failure `missing` tells what must be computed again.
             dist.barrier()
             del self._missing[0]
@@ -124,66 +118,22 @@ class StoredLogits:
 
     def joined(self, inputs: TrainingInputs) -> TrainingInputs:
         """Return the inputs with the stored logits added to every training sample."""
-        batches, _ = inputs.text
-
-        def entries(samples: np.ndarray) -> dict[str, np.ndarray]:
-            return dict(zip(STORED, self._table.read(samples), strict=True))
-
-        return dataclasses.replace(inputs, batches=batches.with_reader(batches.read.with_entries(entries)))
-
-    def _finish(self) -> None:
-        source = {"teacher": self._base.uri, "step": self._base.step, "digest": self._base.digest}
-        mass = self._table.finish({**source, "temperature": self._logits.temperature})
-        print(
-            f"teacher: the {self._k} stored logits of a token cover {mass:.4f} of its probability", flush=True
-        )
+        return with_logits(inputs, self._table.read)
 
     def _compute_pass(
-        self, engine: Engine, part: range, micro_batches: range, *, size: int, computed: _Part
+        self,
+        engine: Engine,
+        part: Sequence[int] | np.ndarray,
+        micro_batches: range,
+        *,
+        size: int,
+        computed: PartLogits,
     ) -> None:
         """Compute `micro_batches` of a part, each of `size` samples.
 
-        Rows beyond the part's last sample repeat it: other ranks need this rank's collectives.
+        Numbers beyond the part's last sample are computed too: other ranks need this rank's collectives.
         """
-        numbers = [range(number * size, (number + 1) * size) for number in micro_batches]
-        batches: list[Batch] = [
-            self._read.collate([part.start + min(n, len(part) - 1) for n in number], 0) for number in numbers
-        ]
-        logits = engine.teacher_logits(batches, self._k, self._logits.temperature)
-        for number, placed in zip(numbers, logits, strict=bool(logits)):
-            computed.put(number.start, placed)
-
-    def _mass_of(self, part: range, records: TopRecords) -> tuple[float, int]:
-        """Return the sum of the probabilities that are kept of a part's predicted tokens, and their number."""
-        labels = self._read.collate(part, 0)[self._labels].numpy().reshape(len(part), -1)
-        # [samples, L, k], in fp64: a sum over millions of tokens. exp(z / T - log_sum) is the softmax at temperature T,
-        # though only k logits are stored.
-        scaled = records.logits.astype(np.float64) / self._logits.temperature
-        kept_mass = np.exp(scaled - records.log_sum[..., None]).sum(-1)
-        is_predicted = labels != IGNORED
-        return float(kept_mass[is_predicted].sum()), int(is_predicted.sum())
-
-
-class _Part:
-    """The logits of a part's samples; each rank fills in its own; zeros elsewhere."""
-
-    def __init__(self, samples: int, length: int, k: int) -> None:
-        self._tokens = torch.zeros(samples, length, k, dtype=torch.int32)
-        self._logits = torch.zeros(samples, length, k)
-        self._log_sum = torch.zeros(samples, length)
-
-    def put(self, first: int, placed: PlacedTop) -> None:
-        """Fill in a micro-batch that begins with sample `first`; rows beyond the last sample are left out."""
-        count = max(min(len(self._tokens) - first, len(placed.top.tokens)), 0)
-        positions = placed.places.cpu()
-        rows = slice(first, first + count)
-        for stored_values, values in ((self._tokens, placed.top.tokens), (self._logits, placed.top.logits)):
-            stored_values[rows, positions] = values[:count].cpu()
-        self._log_sum[rows, positions] = placed.top.log_sum[:count].cpu()
-
-    def over_ranks(self) -> TopRecords:
-        """Return the values of all ranks."""
-        # A sum gathers them: every place is filled on one rank and zero on all others, so that nothing is rounded.
-        for values in (self._tokens, self._logits, self._log_sum):
-            dist.all_reduce(values)
-        return TopRecords(self._tokens.numpy(), self._logits.numpy(), self._log_sum.numpy())
+        batches = [self._taught.batch(part, number * size, size) for number in micro_batches]
+        logits = engine.teacher_logits(batches, self._taught.k, self._temperature)
+        for number, placed in zip(micro_batches, logits, strict=bool(logits)):
+            computed.put(number * size, placed)

@@ -151,16 +151,17 @@ class RolloutSpec(StrictModel):
         return one_number(value)
 
 
-def beside_rollout_workers(resources: ResourceSpec, rollout: RolloutSpec | None) -> ResourceSpec:
-    """Return the resources with rollout workers among the workers, all of which divide the memory of their nodes.
+def beside_rollout_workers(resources: ResourceSpec, others: Workers | None) -> ResourceSpec:
+    """Return the resources with rollout or teacher workers among the workers, all of which divide the memory of their
+    nodes.
 
     Args:
         resources: of the training workers.
-        rollout: the job's rollouts; None without.
+        others: the job's rollout or teacher workers; None without.
     """
-    if rollout is None or rollout.workers is None:
+    if others is None:
         return resources
-    max_workers = resources.workers.max + rollout.workers.max
+    max_workers = resources.workers.max + others.max
     return resources.model_copy(update={"workers": resources.workers.model_copy(update={"max": max_workers})})
 
 

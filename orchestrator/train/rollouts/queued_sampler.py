@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -11,7 +10,7 @@ from cluster.workers.worker_context import WorkerContext
 from orchestrator.train.engines.engine import Engine
 from orchestrator.train.rollouts.sampler import GeneratedAhead, Unit, UnitSampler
 from orchestrator.train.rollouts.weights import NoWeights, WeightSender, read_weights
-from orchestrator.train.rollouts.work_queue import QueueClient, UnitResult, Work, worker_name
+from orchestrator.train.rollouts.work_queue import QueueClient, UnitResult, Work, work_until_stopped
 from orchestrator.train.task import RolloutAddress, Task
 from workloads.errors import LogitsNotFinite
 from workloads.model.answers import Drawn
@@ -137,8 +136,6 @@ def _drawn(result: UnitResult) -> list[list[Drawn]]:
 def generate_until_stopped(task: Task, sampler: UnitSampler, context: WorkerContext) -> int:
     """Generate the answers of units of work until the controller stops this worker. Return how many units.
 
-    Injected faults count units as steps.
-
     Raises:
         OSError: the queue is gone, or no server has the weights that a unit needs.
 
@@ -149,30 +146,23 @@ def generate_until_stopped(task: Task, sampler: UnitSampler, context: WorkerCont
     """
     address = task.rollout_address
     assert address is not None
-    queue = QueueClient(address.address, address.token, worker_name(context.rank_info.node, os.getpid()))
     version = -1
-    units_done = 0
-    while not context.stop_requested():
-        context.set_waiting(True)
-        work = queue.take()
-        if work is None:
-            continue
-        for fault in task.parsed_faults:
-            fault.apply(0, 1, units_done + 1, task.attempt)
+
+    def generate(queue: QueueClient, work: Work) -> bool:
+        nonlocal version
         if work.content["version"] != version:
             # Before reading: a read that fails halfway leaves a mixture of two versions in the replica.
             version = -1
             if not _has_read(address, sampler, context.rank_info.node, queue, work):
-                continue
+                return False
             version = work.content["version"]
         context.set_waiting(False)
         context.lives()
         unit = Unit(**{name: work.content[name] for name in Unit._fields})
         queue.give(work.name, _answers_of(sampler, unit))
-        units_done += 1
-        context.progressed()
-    queue.close()
-    return units_done
+        return True
+
+    return work_until_stopped(task, context, generate)
 
 
 def _answers_of(sampler: UnitSampler, unit: Unit) -> list[list[Drawn]] | None:

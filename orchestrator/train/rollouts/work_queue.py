@@ -4,12 +4,16 @@ The controller's process has it, so that it lasts as long as the workers do. A u
 are a pure function of the weights and of the numbers of its answers, so it does not matter which worker generates them,
 nor whether two do. If a worker is lost, another one gets its unit.
 
+Teacher workers get their work from it too. A unit is then a part of the samples, whose logits the worker stores, and
+the answer is empty. See `orchestrator.train.distillation.worker_logits`.
+
 Messages have the form of `orchestrator.checkpoint.snapshot_server`. This module imports neither torch nor Ray.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import secrets
 import socket
 import threading
@@ -18,8 +22,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from cluster.workers.worker_context import WorkerContext
 from orchestrator.checkpoint.connections import Connections
 from orchestrator.checkpoint.snapshot_server import answer_all, listen, receive
+from orchestrator.train.task import Task
 
 TIMEOUT = 60.0
 """Seconds for the queue to answer, and for a weight server."""
@@ -62,12 +68,14 @@ class RolloutQueue:
         address: where it answers.
         servers: {"node", "address"} of the servers that ranks send their next weights to.
         done: how many units of work were finished.
+        is_finished: whether the ranks have said that they need no further units.
     """
 
     def __init__(self, host: str) -> None:
         self.token = secrets.token_hex(16)
         self.servers: Sequence[dict[str, str]] = ()
         self.done = 0
+        self.is_finished = False
         self._attempt = 0
         self._units: dict[str, _Unit] = {}
         """Those whose answers were not collected yet, in the order in which they were asked for."""
@@ -131,6 +139,8 @@ class RolloutQueue:
                 return self._collect(json.loads(content))
             case "meet":
                 return (self._meet(request),)
+            case "finish":
+                return (self._finish(request["attempt"]),)
             case "take":
                 unit = self._take((request["worker"], number))
                 return {}, json.dumps(unit).encode()
@@ -148,6 +158,7 @@ class RolloutQueue:
                 return {"error": "replaced"}
         self.begin(attempt)  # nobody collects what the ranks of earlier attempts asked for
         with self._changed:
+            self.is_finished = False
             numbered = enumerate(units.items())
             self._units |= {
                 name: _Unit(text, rank, index, is_ahead=request["ahead"], asked_at=now)
@@ -192,6 +203,13 @@ class RolloutQueue:
                 POLL_SECONDS,
             )
             return {"all": len(ranks) >= request["world"]}
+
+    def _finish(self, attempt: int) -> dict[str, Any]:
+        with self._changed:
+            if attempt < self._attempt:
+                return {"error": "replaced"}
+            self.is_finished = True
+        return {}
 
     def _take(self, worker: tuple[str, int]) -> list[Any] | None:
         """Return the name and the text of a unit; None if there is nothing to do."""
@@ -339,6 +357,10 @@ class QueueClient:
         while not self._do("meet", attempt=attempt, call=call, rank=rank, world=world)["all"]:
             pass
 
+    def finish(self, attempt: int) -> None:
+        """Say that the ranks need no further units, unless they ask again. Raises OSError as `ask`."""
+        self._do("finish", attempt=attempt)
+
     def take(self) -> Work | None:
         """Return a unit of work, or None if the queue gets no unit within POLL_SECONDS."""
         work = json.loads(self._do("take", worker=self._worker)["bytes"])
@@ -362,3 +384,33 @@ class QueueClient:
 
     def _do(self, do: str, content: bytes = b"", **fields: Any) -> dict[str, Any]:
         return self._connections.ask(self._address, {"do": do, **fields}, content)
+
+
+def work_until_stopped(task: Task, context: WorkerContext, do: Callable[[QueueClient, Work], bool]) -> int:
+    """Do units of work until the controller stops this worker. Return how many.
+
+    Injected faults count units as steps.
+
+    Args:
+        task: the task of the worker.
+        context: its connection to the controller. It counts as waiting until `do` says otherwise.
+        do: does a unit and hands in its answers; returns False if nobody waits for them any more.
+
+    Raises OSError if the queue is gone.
+    """
+    address = task.rollout_address
+    assert address is not None
+    queue = QueueClient(address.address, address.token, worker_name(context.rank_info.node, os.getpid()))
+    units_done = 0
+    while not context.stop_requested():
+        context.set_waiting(True)
+        work = queue.take()
+        if work is None:
+            continue
+        for fault in task.parsed_faults:
+            fault.apply(0, 1, units_done + 1, task.attempt)
+        if do(queue, work):
+            units_done += 1
+            context.progressed()
+    queue.close()
+    return units_done

@@ -181,3 +181,83 @@ def test_a_stop_does_not_wait_long_for_a_rollout_worker() -> None:
     busy = dataclasses.replace(waiting, ranks=ranks())
     late = dataclasses.replace(before, waited=False, no_rollouts=NOW - ROLLOUT_STOP - 1)
     assert decide(policy(), late, busy)[1].do == "watch"
+
+
+def teaching(**workers: int) -> JobSpec:
+    """A job of one or two workers, with teacher workers beside them."""
+    document: dict[str, Any] = {
+        "name": "cases",
+        "workload": {"model": "gpt-tiny"},
+        "data": {"sources": [{"uri": "a.txt"}], "tokenizer": "t", "sequence_length": 64},
+        "train": {"steps": 100, "global_batch": 24},
+        "distill": {"teacher": "runs/large", "logits": {"source": "workers"}, "workers": workers},
+        "resources": {"workers": {"min": 1, "max": 2}},
+        "checkpoint": {"export": None},
+    }
+    return parse(document)
+
+
+TAUGHT = teaching(min=0, max=2)
+
+
+@pytest.mark.parametrize(
+    ("capacity", "workers", "without"),
+    [(4, 2, False), (3, 1, False), (2, 0, True), (1, 0, True)],
+)
+def test_the_ranks_run_the_teacher_where_they_leave_no_room_for_a_teacher_worker(
+    capacity: int, workers: int, without: bool
+) -> None:
+    state, action = decide(policy(TAUGHT), State(phase="wait", since=NOW - 100), see(capacity, ranks=()))
+    assert action.do == "start"
+    assert (state.rollout_workers, state.without_workers) == (workers, without)
+    # This attempt's ranks do not ask teacher workers for anything, so none starts where room appears.
+    after, _ = decide(policy(TAUGHT), dataclasses.replace(state, phase="train"), see(9))
+    assert after.rollout_workers == (0 if without else 2)
+    assert not after.no_rollouts or not without
+
+
+def test_a_job_that_needs_a_teacher_worker_waits_for_it_and_no_longer_than_its_limit() -> None:
+    spec = teaching(min=1, max=2)
+    first = State(phase="wait", since=NOW - 100)
+    _, action = decide(policy(spec), first, see(1, ranks=()))
+    assert action.reason == "room for 1 workers, and the smallest gang has 1 and 1 teacher worker"
+    state, _ = decide(policy(spec), dataclasses.replace(first, since=NOW - 601), see(1, ranks=()))
+    assert "waited 601 s for 1 workers and 1 teacher worker and there is room for 1" in state.reason
+    lost = at("train", no_rollouts=NOW - ROLLOUT_START - 1)
+    _, action = decide(policy(spec), lost, see(3, ranks=ranks(waiting=True)))
+    assert action.fault is not None
+    assert action.fault.text == f"no teacher worker has run for {ROLLOUT_START + 1:.0f} s"
+
+
+@pytest.mark.parametrize("phase", ["start", "train"])
+def test_ranks_that_wait_for_a_teacher_worker_without_room_take_over(phase: Phase) -> None:
+    lost = at(phase, no_rollouts=NOW - ROLLOUT_STOP - 1)
+    seen = see(2, ranks=ranks(step=-1 if phase == "start" else 7, waiting=True))
+    state, action = decide(policy(TAUGHT), lost, seen)
+    assert action.do == "ask_stop"
+    assert action.reason == "there is no room for a teacher worker, so the training workers run the teacher"
+    assert state.resizing == action.reason
+    again, action = decide(policy(TAUGHT), at("wait", since=NOW - 100), see(2, ranks=()))
+    assert (action.do, again.without_workers) == ("start", True)
+    # Not while the ranks go on with logits that are there, nor right after a loss, nor while one is on its way.
+    for state, seen_now in (
+        (lost, see(2)),
+        (at(phase, no_rollouts=NOW - 1), seen),
+        (dataclasses.replace(lost, rollout_workers=1), seen),
+    ):
+        assert decide(policy(TAUGHT), state, seen_now)[1].do == "watch"
+
+
+def test_teacher_workers_end_once_all_logits_are_stored_and_training_gets_their_room() -> None:
+    spec = teaching(min=1, max=1)
+    done = see(2, dp=1, rollouts_finished=True, step_seconds=10.0)
+    state, _ = decide(policy(spec), at("train", dp=1, rollout_workers=1, no_rollouts=NOW - 999), done)
+    assert (state.rollout_workers, state.no_rollouts) == (0, 0.0)
+    state, action = decide(policy(spec), dataclasses.replace(state, roomy=NOW - 99), done)
+    assert action.do in ("prewarm", "ask_stop")
+    state, action = decide(policy(spec), State(phase="wait", since=NOW - 100), see(2, ranks=()))
+    assert state.layout == Layout(dp=1)
+    state, action = decide(
+        policy(spec), State(phase="wait", since=NOW - 100), see(2, ranks=(), rollouts_finished=True)
+    )
+    assert state.layout == Layout(dp=2)

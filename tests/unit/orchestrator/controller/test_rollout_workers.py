@@ -206,3 +206,27 @@ def test_it_gives_everything_back_and_forgets_the_work(workers: RolloutWorkers, 
     workers.follow(1)
     assert workers.occupied_workers() == 1
     assert hosts.serves
+
+
+def test_teacher_workers_live_in_the_same_way_without_servers_of_weights(hosts: Hosts) -> None:
+    def no_services(*_: Any) -> Any:
+        raise AssertionError("a teacher's weights never change")
+
+    cluster: Any = SimpleNamespace(
+        gang=hosts.gang, services=no_services, host=lambda: "127.0.0.1", machines=lambda nodes: []
+    )
+    found = RolloutWorkers(cluster, "run", Workers(min=1, max=2), Bundle(), CPU, LimitSpec(), kind="teacher")
+    begin(found)
+    found.follow(1)
+    assert [rank.node for rank in found.running] == ["a"]
+    assert found.take_news(set(), "train") == ["1 teacher worker runs"]
+    hosts.gangs[0].now = {"state": "dead", "error": "process ended", "cause": Cause("exited", -9)}
+    hosts.gangs[0].at = time.monotonic()
+    (failure,) = found.look()
+    assert failure.where == "teacher worker 1 on a"
+    (line,) = found.take_news(set(), "train")
+    assert line.endswith("its logits are computed again")
+    assert not found.are_finished
+    found.leave({"a"})
+    found.give_back()
+    found.close()

@@ -9,7 +9,7 @@ from jobs import job
 
 from orchestrator.config.errors import InputError
 from orchestrator.config.spec import parse
-from orchestrator.train.distillation.config import pairs_of
+from orchestrator.train.distillation.config import pairs_of, rows_of_pass
 
 
 def document(distill: dict[str, Any], **parts: Any) -> dict[str, Any]:
@@ -35,10 +35,30 @@ def test_what_is_learnt_makes_another_run_and_no_teacher_changes_no_identity() -
     assert one["distill"] != other["distill"]
 
 
+def test_the_number_of_teacher_workers_changes_no_identity() -> None:
+    """They count among the workers of the run, and so do those that it cannot do without."""
+    specs = [
+        parse(document({"logits": {"source": "workers"}, "workers": bounds}))
+        for bounds in ({"max": 2}, 1, None)
+    ]
+    assert specs[0].identity() == specs[1].identity() == specs[2].identity()
+    assert [(spec.all_workers.min, spec.all_workers.max) for spec in specs] == [(1, 4), (2, 3), (1, 3)]
+    assert specs[0].distill is not None
+    assert specs[0].distill.stored == specs[0].distill.logits
+
+
+def test_a_pass_of_a_teacher_worker_depends_on_the_job_alone() -> None:
+    assert rows_of_pass(8, 0, sequence_length=32) == 8
+    assert rows_of_pass(512, 0, sequence_length=128) == 32
+    assert rows_of_pass(512, 0, sequence_length=10_000) == 1
+    assert rows_of_pass(512, 8, sequence_length=10_000) == 64  # the micro-batch of every layout
+
+
 SAMPLES = {"workload": {"objective": "sequence_classification"}}
 MASKED = {"workload": {"model": "bert-tiny", "objective": "masked_lm"}}
 REGRESSION = {"workload": {"objective": "regression"}}
 STORED = {"logits": {"source": "stored"}}
+BY_WORKERS = {"logits": {"source": "workers"}}
 HIDDEN: dict[str, Any] = {"hidden": {}}
 
 
@@ -46,7 +66,23 @@ HIDDEN: dict[str, Any] = {"hidden": {}}
     ("distill", "parts", "says"),
     [
         ({"logits": None}, {}, "learns nothing from the teacher; give logits, hidden or relations"),
-        ({"logits": {"k": 5}}, {}, "k is for source stored, but this is online; leave it out"),
+        ({"logits": {"k": 5}}, {}, "k is for source stored and workers, but this is online; leave it out"),
+        ({"workers": 2}, {}, "workers are for logits.source workers; set it, or leave workers out"),
+        ({**BY_WORKERS, "workers": {"max": 0}}, {}, "workers.max: should be greater than or equal to 1"),
+        ({**BY_WORKERS, "workers": {"min": 3, "max": 2}}, {}, "min 3 is above max 2; swap them"),
+        (
+            {**BY_WORKERS, "workers": 1, **HIDDEN},
+            {},
+            "in every step, but logits.source is workers; set it to online",
+        ),
+        ({**BY_WORKERS, "workers": 1}, MASKED, "masked_lm predicts other tokens in every epoch"),
+        ({**BY_WORKERS, "workers": 1}, {"data": {"packing": "best_fit"}}, "data.packing makes them later"),
+        ({**BY_WORKERS, "workers": 1}, {"data": {"streaming": True}}, "data.shuffle makes them later"),
+        (
+            {**BY_WORKERS, "workers": 1},
+            {"train": {"continue_from": {"run": "runs/other"}}},
+            "begins within another run's order of samples",
+        ),
         ({**STORED, **HIDDEN}, {}, "hidden needs the teacher in every step, but logits.source is stored"),
         ({"relations": {"of": ["values", "values"]}}, {}, "of names values twice"),
         ({"relations": {"of": ["scores"], "heads": 4}}, {}, "heads divides queries, keys and values"),

@@ -178,3 +178,18 @@ def test_generation_begins_when_a_worker_takes_a_unit(queue: RolloutQueue) -> No
 def test_a_wrong_token_is_refused(queue: RolloutQueue) -> None:
     with pytest.raises(OSError, match=r"."):
         QueueClient(queue.address, "guess", "x").take()
+
+
+def test_the_queue_knows_whether_anything_is_left_to_ask_for(queue: RolloutQueue) -> None:
+    rank = client(queue)
+    rank.ask(2, {"0": {}}, is_ahead=True)
+    assert not queue.is_finished
+    rank.finish(2)
+    assert queue.is_finished
+    queue.begin(3)  # what is stored stays stored
+    assert queue.is_finished
+    with pytest.raises(PermissionError):  # a later attempt has begun
+        rank.finish(2)
+    rank.ask(3, {"1": {}})
+    assert not queue.is_finished
+    rank.close()
