@@ -15,7 +15,8 @@ from typing import Any
 from cluster.workers.stop_signals import held_interruptions
 from orchestrator.bench.inputs import Prepare
 from orchestrator.bench.measure import ExportFailed
-from orchestrator.chain.exports import ExportTable, shortfall
+from orchestrator.chain.exports import ExportTable
+from orchestrator.chain.measured_exports import shortfall
 from orchestrator.chain.preflight import of_stage
 from orchestrator.chain.results import finish, record
 from orchestrator.chain.stage_run import StageRun

@@ -92,6 +92,7 @@ LIGHT = {
     "orchestrator.train.task": ("torch", "ray", "transformers", "mlflow"),
     "orchestrator.checkpoint.commit_store": ("torch", "ray", "transformers", "mlflow"),
     "orchestrator.data.prepare.records": ("torch", "ray", "transformers", "mlflow"),
+    "orchestrator.chain.results": ("torch", "ray", "transformers", "mlflow"),
     "cluster.workers.gang": ("torch", "ray"),
     "cluster.workers.worker_context": ("torch", "ray"),
     "cluster.workers.rank_process": ("torch", "ray"),
