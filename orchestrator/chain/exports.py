@@ -12,7 +12,6 @@ import json
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 from cluster.workers.machine import processors_here
 from orchestrator.bench.export_folder import ExportFolder, read_exports

@@ -62,9 +62,8 @@ def with_host_memory(
             needs, memory_gib=in_all(min_workers)
         ), f"{line}; --memory-gib says otherwise"
     if saved(max_workers) > memory_gib:
-        problem = (
-            f"two copies of the run's state are {saved(max_workers):.1f} GiB of each of {workers_text(max_workers)}"
-        )
+        size = f"{saved(max_workers):.1f} GiB of each of {workers_text(max_workers)}"
+        problem = f"two copies of the run's state are {size}"
         raise InputError(
             problem, f"--memory-gib {memory_gib:g}", f"leave it out, or give {in_all(max_workers)}"
         )
