@@ -92,6 +92,8 @@ LIGHT = {
     "orchestrator.train.task": ("torch", "ray", "transformers", "mlflow"),
     "orchestrator.checkpoint.commit_store": ("torch", "ray", "transformers", "mlflow"),
     "orchestrator.data.prepare.records": ("torch", "ray", "transformers", "mlflow"),
+    "workloads.hf.files.weight_names": ("torch", "ray", "transformers", "mlflow"),
+    "orchestrator.models.base": ("torch", "ray", "transformers", "mlflow"),
     "orchestrator.chain.results": ("torch", "ray", "transformers", "mlflow"),
     "cluster.workers.gang": ("torch", "ray"),
     "cluster.workers.worker_context": ("torch", "ray"),
