@@ -94,8 +94,10 @@ def prepare(
     cleaning = cleaning_of(data, files, part_bytes)
     clean_key = cleaning.key if cleaning else ""
 
+    given = data, choose, kind_of, framed
+
     def inputs_in_format(data_format: int) -> TokenizerInputs:
-        inputs: TokenizerInputs = call(given_in, data_format, data, choose, kind_of, framed)
+        inputs: TokenizerInputs = call(given_in, data_format, *given)
         return inputs
 
     data_format, name, inputs = format_and_fingerprint(

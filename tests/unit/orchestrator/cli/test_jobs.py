@@ -293,6 +293,15 @@ def test_a_job_without_a_status_says_what_it_does(
     cluster.all = list
     assert command("list").out == "no jobs yet; `orchestrator submit JOB` adds one\n"
     assert checks in command("status", "new").out
+    for changes, says in (
+        ({"state": "wrong input", "ended": 2e9, "message": "train.steps is 9"}, "train.steps is 9"),
+        ({}, checks),
+    ):
+        again = dataclasses.replace(job, run_dir=before.uri, **changes)
+        cluster.find = lambda name, again=again: again
+        first, second, third, *_ = command("status", "new").out.splitlines()
+        assert first == f"new-1: {again.state}, run directory {before.uri}"
+        assert (second, third.split(",")[0]) == (says, "before: stopped")
 
 
 @pytest.mark.parametrize("words", ["status", "stop", "logs", "attach"])
