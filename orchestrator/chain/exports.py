@@ -108,11 +108,15 @@ class ExportTable:
         if self._chain.compress is not None and not self._are_measured():
             self._measure(compared(self._chain), self._chain.compress.rounds)
 
+    def shortfall(self, name: str) -> str:
+        """Return why a stage fails because its export keeps too little, see `measured_exports.shortfall`."""
+        return shortfall(self._chain, self._root, name)
+
     def are_good(self) -> bool:
         """Return whether all exports were measured before as they are now, and keep enough."""
         if self._chain.compress is None:
             return True
-        short = any(shortfall(self._chain, self._root, name) for name in self._stages)
+        short = any(map(self.shortfall, self._stages))
         return self._are_measured() and not short
 
     def _are_measured(self) -> bool:
