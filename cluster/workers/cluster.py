@@ -85,3 +85,8 @@ class Cluster:
     """`machines(addresses)` returns {"node", "machine", "market", "zone"} of each node."""
     drain: Callable[[str], DrainAnswer] = _one_machine
     """`drain(address)` takes a node out of the cluster if nothing runs there."""
+
+    @property
+    def run_imported(self) -> Callable[..., RemoteTask] | None:
+        """`run_task`, if it calls functions in a process that has the imports of ranks done."""
+        return None if self.call is call_here else self.run_task
