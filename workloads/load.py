@@ -33,7 +33,7 @@ from workloads.hf.files.meaning import (
     naming_labels,
     vocabulary_of_folder,
 )
-from workloads.hf.files.weight_files import check_of_class, weights_of_model
+from workloads.hf.files.weight_names import check_of_class, weights_of_model
 from workloads.hf.tables.our_names import in_our_names
 from workloads.model.config import TransformerConfig
 from workloads.model.mup import with_base

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from cluster.workers.gang import Bundle
+from cluster.workers.gang import Bundle, workers_text
 
 if TYPE_CHECKING:
     from cluster.workers.nodes import Node
@@ -113,7 +113,7 @@ def admissions(tickets: Sequence[QueuedJob], nodes: Sequence[Node]) -> dict[str,
     for ticket in waiting:
         fitting, possible = (r.fits(ticket.bundle, ticket.least) for r in (free, free.emptied()))
         if possible < ticket.least:
-            text = f"{ticket.least} workers of {ticket.bundle}; all nodes together have room for {possible}"
+            text = f"{workers_text(ticket.least)} of {ticket.bundle}; all nodes together have room for {possible}"
             result[ticket.name] = Admission(False, waits_for=text, possible=False)
             continue
         if first is not None:
@@ -164,4 +164,4 @@ def _victims(
 def _waits_for(ticket: QueuedJob, fitting: int, running: Sequence[QueuedJob]) -> str:
     """The message about what the first job in line waits for."""
     others = ", ".join(sorted(t.short for t in running)) or "nobody"
-    return f"{ticket.least} workers of {ticket.bundle}; there is room for {fitting}; running: {others}"
+    return f"{workers_text(ticket.least)} of {ticket.bundle}; there is room for {fitting}; running: {others}"

@@ -39,8 +39,12 @@ class NodeServices(Protocol):
         """Stop the service on all nodes."""
 
 
-def _call(function: Callable[..., Any], *arguments: Any) -> Any:
-    """Call in this process: the default for clusters without a process that has the imports done."""
+Call = Callable[..., Any]
+"""`call(function, *arguments)` calls a function and returns its value."""
+
+
+def call_here(function: Callable[..., Any], *arguments: Any) -> Any:
+    """Call in this process: the `Call` of a cluster without a process that has the imports done."""
     return function(*arguments)
 
 
@@ -73,11 +77,16 @@ class Cluster:
     address."""
     host: Callable[[], str] = lambda: "127.0.0.1"
     """`host()` returns the address at which all nodes reach this process."""
-    call: Callable[..., Any] = _call
-    """`call(function, *arguments)` calls a function and returns its value, with imports done already if possible."""
+    call: Call = call_here
+    """Calls a function in a process that has the imports of ranks done, if there is one."""
     request_workers: Callable[[Bundle, int], None] = _fixed_size
     """`request_workers(bundle, count)` asks an autoscaler for room. It is called often, and with 0 at the end."""
     machines: Callable[[Sequence[str]], list[dict[str, str]]] = _unknown
     """`machines(addresses)` returns {"node", "machine", "market", "zone"} of each node."""
     drain: Callable[[str], DrainAnswer] = _one_machine
     """`drain(address)` takes a node out of the cluster if nothing runs there."""
+
+    @property
+    def run_imported(self) -> Callable[..., RemoteTask] | None:
+        """`run_task`, if it calls functions in a process that has the imports of ranks done."""
+        return None if self.call is call_here else self.run_task

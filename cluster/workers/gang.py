@@ -144,6 +144,11 @@ class GangStatus:
     """Readings of the nodes since the last observation: {"time", "node", "step", "values"}, see `node_metrics`."""
 
 
+def workers_text(count: int) -> str:
+    """Return a number of workers as text for people: "1 worker", "2 workers"."""
+    return f"{count} worker{'s' * (count != 1)}"
+
+
 @dataclass(frozen=True)
 class Bundle:
     """The resources that one rank occupies: CPUs, GPUs, and a SELECTOR for each label that its node must have."""

@@ -12,7 +12,7 @@ from ray.exceptions import OutOfMemoryError, RayError
 
 from cluster.workers import nodes
 from cluster.workers.fork_server import START_TIMEOUT
-from cluster.workers.gang import Bundle, Cause, End, GangStatus, RankStatus
+from cluster.workers.gang import Bundle, Cause, End, GangStatus, RankStatus, workers_text
 from cluster.workers.heartbeat import HeartbeatServer
 from cluster.workers.rank_output import FLUSH_TIMEOUT, OutputTarget
 from cluster.workers.worker_context import RankInfo
@@ -255,7 +255,7 @@ class RayGang:
                 self._pending = []
                 problem = "no room for" if waiting else "the processes did not start for"
                 missing = groups - len(self._groups)
-                text = f"{problem} {missing} of {groups} groups of {self._group_spec.ranks} workers"
+                text = f"{problem} {missing} of {groups} groups of {workers_text(self._group_spec.ranks)}"
                 raise TimeoutError(f"{text} with {self._group_spec.bundle} within {waited:.0f} s{late}")
             if not self._pending:
                 self._request_groups(groups)

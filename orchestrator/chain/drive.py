@@ -15,7 +15,7 @@ from typing import Any
 from cluster.workers.stop_signals import held_interruptions
 from orchestrator.bench.inputs import Prepare
 from orchestrator.bench.measure import ExportFailed
-from orchestrator.chain.exports import ExportTable, shortfall
+from orchestrator.chain.exports import ExportTable
 from orchestrator.chain.preflight import of_stage
 from orchestrator.chain.results import finish, record
 from orchestrator.chain.stage_run import StageRun
@@ -149,7 +149,7 @@ class Driver:
             self._are_exports_left = True
             return
         for name in self._stages:
-            if why := shortfall(self._chain, self._root, name):
+            if why := self.exports.shortfall(name):
                 self._ended[name] = RunOutcome(Outcome.FAILED, None, why)
 
     def _checked_export(self, name: str, outcome: RunOutcome) -> RunOutcome:
@@ -164,7 +164,7 @@ class Driver:
             self._stop()
             self._are_exports_left = True
             return outcome
-        why = shortfall(self._chain, self._root, name)
+        why = self.exports.shortfall(name)
         return RunOutcome(Outcome.FAILED, None, why) if why else outcome
 
     def _stop(self) -> None:

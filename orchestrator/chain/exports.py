@@ -12,14 +12,14 @@ import json
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 from cluster.workers.machine import processors_here
 from orchestrator.bench.export_folder import ExportFolder, read_exports
 from orchestrator.bench.inputs import Inputs, Prepare, comparable_metric, metrics_of, read_inputs
 from orchestrator.bench.measure import Tell, measure_exports, to_json
+from orchestrator.chain.measured_exports import EXPORTS, compared, comparison_context, shortfall, stored
 from orchestrator.chain.stage_run import StageRun, export_of
-from orchestrator.config.chain import COMPRESS, ChainSpec, CompressSpec
+from orchestrator.config.chain import COMPRESS, ChainSpec
 from orchestrator.config.errors import InputError
 from orchestrator.data.config import DataSpec, Source
 from orchestrator.data.sources import resolve
@@ -28,9 +28,6 @@ from orchestrator.export.target import mark_of
 from orchestrator.storage.run_directory import RunDir
 from orchestrator.storage.uri import is_local
 
-EXPORTS = "exports.json"
-"""What was measured: {"metric", "held_out", "teacher", "samples", "rows": {name: the row of `measure.to_json` and its
-`mark`}}. A name is that of a stage, or the folder of the teacher's export."""
 HELD_OUT = f"{COMPRESS}.held_out"
 BATCHES = (1, 32)
 """The sizes of batches that are timed."""
@@ -72,37 +69,6 @@ def _check_rows(held_out: str, data: DataSpec, objective: str) -> None:
         raise InputError(error.what, where, error.hint) from None
 
 
-def shares(chain: ChainSpec, root: RunDir) -> dict[str, float]:
-    """Return the share of the teacher's metric that each measured stage keeps; empty without `compress`."""
-    rows = _stored(chain, root).get("rows", {})
-    return {name: row["share"] for name, row in rows.items()}
-
-
-def compared(chain: ChainSpec) -> tuple[str, ...]:
-    """Return the names of the compared exports, the teacher first: stages, or the folder of an export for the
-    teacher."""
-    if chain.compress is None:
-        return ()
-    return tuple(dict.fromkeys([str(chain.compress.teacher), *(stage.name for stage in chain.exporting)]))
-
-
-def rows_of(chain: ChainSpec, root: RunDir) -> list[dict[str, Any]]:
-    """Return what was measured of each export, the teacher first."""
-    rows = _stored(chain, root).get("rows", {})
-    return [rows[name] for name in compared(chain) if name in rows]
-
-
-def shortfall(chain: ChainSpec, root: RunDir, name: str) -> str:
-    """Return why a stage fails because its export keeps too little of the teacher's metric; empty if it keeps enough,
-    or was not measured."""
-    share = shares(chain, root).get(name)
-    if chain.compress is None or share is None or share >= chain.compress.keep:
-        return ""
-    metric = _stored(chain, root)["metric"]
-    kept = f"{100 * share:.1f} % of {chain.compress.teacher}'s {metric}"
-    return f"its export keeps {kept}, less than {COMPRESS}.keep of {100 * chain.compress.keep:g} %"
-
-
 class ExportTable:
     """Measures the exports of a chain."""
 
@@ -142,11 +108,15 @@ class ExportTable:
         if self._chain.compress is not None and not self._are_measured():
             self._measure(compared(self._chain), self._chain.compress.rounds)
 
+    def shortfall(self, name: str) -> str:
+        """Return why a stage fails because its export keeps too little, see `measured_exports.shortfall`."""
+        return shortfall(self._chain, self._root, name)
+
     def are_good(self) -> bool:
         """Return whether all exports were measured before as they are now, and keep enough."""
         if self._chain.compress is None:
             return True
-        short = any(shortfall(self._chain, self._root, name) for name in self._stages)
+        short = any(map(self.shortfall, self._stages))
         return self._are_measured() and not short
 
     def _are_measured(self) -> bool:
@@ -163,7 +133,7 @@ class ExportTable:
                 self._inputs[name] = rows[0]
         inputs = [self._inputs[name] for name in names]
         metric = comparable_metric(exports, inputs, compress.metric, f"{COMPRESS}.metric")
-        found = _stored(self._chain, self._root).get("rows", {})
+        found = stored(self._chain, self._root).get("rows", {})
         measured = measure_exports(
             exports,
             inputs,
@@ -179,7 +149,7 @@ class ExportTable:
         )
         for name, row in zip(names, to_json(measured, metric), strict=True):
             found[name] = row | {"mark": self._mark(name)}
-        self._root.write_json(EXPORTS, {"metric": metric, **_comparison_context(compress), "rows": found})
+        self._root.write_json(EXPORTS, {"metric": metric, **comparison_context(compress), "rows": found})
 
     def _export(self, name: str) -> ExportFolder:
         (exported,) = read_exports([self._folder(name)])
@@ -189,7 +159,7 @@ class ExportTable:
         return export_of(self._stages[name]) if name in self._stages else name
 
     def _is_measured(self, name: str, timed: bool = False) -> bool:
-        row = _stored(self._chain, self._root).get("rows", {}).get(name)
+        row = stored(self._chain, self._root).get("rows", {}).get(name)
         return row is not None and row["mark"] == self._mark(name) and (bool(row["speeds"]) or not timed)
 
     def _mark(self, name: str) -> str:
@@ -213,17 +183,3 @@ class ExportTable:
             files = sorted(Path(folder).glob("*"))
             content = str([(file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in files])
         return content
-
-
-def _comparison_context(compress: CompressSpec) -> dict[str, Any]:
-    """Return the context of the numbers in exports.json, besides the metric."""
-    return {"held_out": compress.held_out, "teacher": compress.teacher, "samples": compress.samples}
-
-
-def _stored(chain: ChainSpec, root: RunDir) -> dict[str, Any]:
-    """Return exports.json; empty without one, and where it is about another metric, teacher, or other rows."""
-    compress = chain.compress
-    result = root.read_json_or_empty(EXPORTS) if compress else {}
-    if not compress or any(result.get(key) != value for key, value in _comparison_context(compress).items()):
-        return {}
-    return result if compress.metric in (None, result["metric"]) else {}

@@ -6,7 +6,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from orchestrator.chain.exports import rows_of, shares, shortfall
+from orchestrator.chain.measured_exports import rows_of, shares, shortfall
 from orchestrator.chain.stage_run import StageRun
 from orchestrator.chain.vocabulary import facts_of, shown
 from orchestrator.config.chain import MODEL, ChainSpec, Input

@@ -81,7 +81,8 @@ def _drive(driver: Driver, stages: Mapping[str, StageRun], address: str | None) 
     cpus = max(each.all_workers.max * each.resources.per_worker.cpu for each in jobs)
     with_gpu = [each for each in jobs if each.resources.per_worker.gpu]
     gpus = max((local_gpus(each.all_workers) for each in with_gpu), default=0) if address is None else 0
-    with imports_begun(jobs[0].parallel, embedded=address is None) as shared:
+    first = jobs[0]
+    with imports_begun(first.parallel, first.workload.model, embedded=address is None) as shared:
         for _ in range(3):
             with on_cluster(address, cpus, gpus):
                 if not driver.drive(shared):

@@ -57,6 +57,7 @@ def inputs_of(
     from orchestrator.storage.run_directory import RunDir
 
     folder = place_of(target)
+    _refuse_two_places(target, folder)
     if os.path.isfile(target):
         spec = job_of(Path(target), overrides)
         run = run_of(spec.name, None)
@@ -80,6 +81,17 @@ def inputs_of(
         data = prepared(spec, run, PreparedData(), silent, make=False)
     tokens = Tokens.open(data.uri)
     return training_inputs(spec, tokens), tokens, continuation_of(spec).source(run)
+
+
+def _refuse_two_places(target: str, run: str) -> None:
+    """Raise InputError if a name means a run of the folder RUNS and also a file or a folder here: `run` is the run."""
+    from orchestrator.config.paths import absolute
+    from orchestrator.storage.file_names import RUNS
+
+    if os.path.exists(target) and run != absolute(target, Path.cwd()):
+        kind = "file" if os.path.isfile(target) else "folder"
+        hint = f"write ./{target} or {RUNS}/{target}"
+        raise InputError(f"is the name of a {kind} here and of a run in {RUNS}", target, hint)
 
 
 def fully_prepared(tokens: Tokens) -> Tokens:

@@ -209,10 +209,13 @@ def status(target: Target, address: Cluster = None, as_json: Json = False) -> No
 def _print_status(status: dict[str, Any], job: Submission | None, has_run: bool) -> None:
     if job is not None:
         print(f"{job.id}: {status['job']['state']}, run directory {job.run_dir}")
+        is_earlier = not has_run or job.came_after(
+            status.get("time")
+        )  # the status is of an earlier submission
+        if is_earlier and job.state not in (Outcome.DONE, Outcome.STOPPED) and (says := before_status(job)):
+            print(says)
     if has_run:
         _show_status(status)
-    elif job is not None and not job.has_ended and status["note"]:
-        print(status["note"])
 
 
 def _end_in_mlflow(directory: RunDir, as_json: bool) -> None:

@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from cluster.workers.gang import LABEL, SELECTOR, Bundle
+from cluster.workers.gang import LABEL, SELECTOR, Bundle, workers_text
 from orchestrator.config.strict import Count, Positive, StrictModel
 
 
@@ -21,6 +21,12 @@ class Workers(StrictModel):
         if self.min > self.max:
             raise ValueError(f"min {self.min} is above max {self.max}; swap them")
         return self
+
+    @property
+    def text(self) -> str:
+        """Return the numbers as text for people: "1 worker", "1 to 2 workers"."""
+        between = f"{self.min} to " if self.min < self.max else ""
+        return between + workers_text(self.max)
 
 
 def one_number(value: Any) -> Any:

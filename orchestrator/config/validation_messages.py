@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import difflib
+import re
 import types
 import typing
 from collections.abc import Collection, Iterable, Mapping
@@ -37,6 +38,8 @@ NEAR = 0.8
 """Likeness of two names (difflib's ratio) from which on one is taken for the other, misspelled."""
 SHOWN = 3
 """Maximum number of places of a key that a hint lists."""
+_KEY = re.compile(r"[a-z_]+(\.\w+)+")
+"""A hint that is only a key."""
 
 
 def input_error(error: ValidationError, where: str, root: type[BaseModel]) -> InputError:
@@ -92,20 +95,33 @@ def _problem(
     names = _path_of(error)
     location = f"{where}: {'.'.join(names)}" if any(names) else where
     if error["type"] == "extra_forbidden":
-        return InputError("unknown key", location, _meant(names, _keys(root, error["loc"][:-1]), root))
+        model, is_named_by_user = _model_at(root, error["loc"][:-1])
+        known = _keys_of(model)
+        if is_named_by_user:
+            return InputError("unknown key", location, _nearest(names[-1], known))
+        return InputError("unknown key", location, _meant(names, known, root))
     if error["type"] == "missing":
         return InputError("is missing", location, "add it; `orchestrator schema` describes it")
     value = error.get("input")
     got = f" (got {value!r})" if isinstance(value, str | int | float | bool) else ""
     if error["type"] == "model_type":
-        hint = f"its keys: {', '.join(_keys(root, error['loc']))}"
-        return InputError(f"must be a mapping of keys to values{got}", location, hint)
+        return InputError(f"must be a mapping of keys to values{got}", location, _listed(root, error["loc"]))
     if error["type"] == "string_pattern_mismatch" and names[-1] in PATTERNS:
         return InputError(f"is not a name{got}", location, f"use {PATTERNS[names[-1]]}")
     message = WORDS.get(error["type"]) or str(error["msg"]).removeprefix("Value error, ")
     message = message.removeprefix("Input ")
     hint = "choose one of these, or your own module:name" if names in reference_paths else ""
-    hint = VALUES.get(value.lower(), hint) if isinstance(value, str) else hint
+    if error["type"] == "list_type":
+        keys = _keys_of(_model_at(root, error["loc"])[0])
+        hint = f"begin each entry with a dash; the keys of an entry: {', '.join(keys)}" if keys else ""
+        hint = hint or "put it in brackets, as in [a, b]"
+    if "or_mapping_at" in error and names not in reference_paths:
+        message += " or a mapping of keys to values"
+        hint = _listed(root, error["or_mapping_at"])
+    if isinstance(value, str):
+        expected = re.findall("'([^']*)'", message) if error["type"] == "literal_error" else []
+        near = difflib.get_close_matches(value.lower(), expected, 1, NEAR)
+        hint = VALUES.get(value.lower(), f"did you mean '{near[0]}'?" if near else hint)
     return InputError(message[:1].lower() + message[1:] + got, location, hint)
 
 
@@ -121,7 +137,7 @@ def _meant(names: tuple[str, ...], known: list[str], root: type[BaseModel]) -> s
     ):
         return replacement
     if last in KEYS:
-        return KEYS[last]
+        return f"it is {KEYS[last]} here" if _KEY.fullmatch(KEYS[last]) else KEYS[last]
 
     def shared(path: str) -> int:
         return len([1 for name, other in zip(parents, path.split("."), strict=False) if name == other])
@@ -130,8 +146,18 @@ def _meant(names: tuple[str, ...], known: list[str], root: type[BaseModel]) -> s
         highest = min(path.count(".") for path in paths)
         paths = [path for path in paths if path.count(".") <= highest + 1]
         return f"did you mean {' or '.join(paths[:SHOWN])}?"
-    near = difflib.get_close_matches(last, known, n=1)
+    return _nearest(last, known)
+
+
+def _nearest(name: str, known: list[str]) -> str:
+    """Return a hint with the nearest of the known keys, or with all of them."""
+    near = difflib.get_close_matches(name, known, n=1)
     return f"did you mean '{near[0]}'?" if near else f"known keys: {', '.join(known)}"
+
+
+def _listed(root: type[BaseModel], location: Iterable[Any]) -> str:
+    """Return a hint with the keys of the mapping at `location`."""
+    return f"its keys: {', '.join(_keys_of(_model_at(root, location)[0]))}"
 
 
 def _places(model: type[BaseModel], name: str, within: str = "") -> list[str]:
@@ -148,11 +174,18 @@ def _places(model: type[BaseModel], name: str, within: str = "") -> list[str]:
 
 
 def _clear(error: ValidationError) -> list[dict[str, Any]]:
-    """Return one error for each key, missing keys last. For a union, return the error of the closest member."""
+    """Return one error for each key, missing keys last. For a union, return the error of the closest member.
+
+    The error of a value that may also be a mapping has the location of that as `or_mapping_at`.
+    """
     errors: list[dict[str, Any]] = [dict(e) for e in error.errors()]
     deeper = [e for e in errors if not any(_is_branch(e["loc"], o["loc"]) for o in errors if o is not e)]
     deeper = [e for e in deeper if not _is_of_an_unlike_member(e["loc"], deeper)]
     deeper.sort(key=lambda e: e["type"] == "missing")
+    mappings = {_path_of(e): e["loc"] for e in deeper if e["type"] == "model_type"}
+    for e in deeper:
+        if e["type"] == "literal_error" and _path_of(e) in mappings:
+            e["or_mapping_at"] = mappings[_path_of(e)]
     return list({_path_of(e): e for e in reversed(deeper)}.values())[::-1]
 
 
@@ -188,11 +221,24 @@ def _is_of_an_unlike_member(loc: tuple[Any, ...], errors: list[dict[str, Any]]) 
 
 def _keys(root: type[BaseModel], location: Iterable[Any]) -> list[str]:
     """Return the keys of the model `root` at `location`."""
+    return _keys_of(_model_at(root, location)[0])
+
+
+def _keys_of(model: type[BaseModel] | None) -> list[str]:
+    return list(model.model_fields) if model is not None else []
+
+
+def _model_at(root: type[BaseModel], location: Iterable[Any]) -> tuple[type[BaseModel] | None, bool]:
+    """Return the model within `root` at `location`, and whether its key was named by the user, as in `tune.space`."""
     model: type[BaseModel] | None = root
+    is_named_by_user = False
     for part in location:
         if model is not None and part in model.model_fields:
             model = _model_in(model.model_fields[part].annotation)
-    return list(model.model_fields) if model is not None else []
+            is_named_by_user = False
+        elif isinstance(part, str) and not _is_tag(part):
+            is_named_by_user = True
+    return model, is_named_by_user
 
 
 def _model_in(annotation: Any) -> type[BaseModel] | None:

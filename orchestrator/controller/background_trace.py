@@ -11,11 +11,13 @@ import time
 from collections.abc import Callable
 from typing import IO, Any
 
+from cluster.workers.cluster import RemoteTask
 from cluster.workers.program import command_of
 from orchestrator.parallel.layout import Layout
 from orchestrator.planner.choose_layout import Verdict
 from orchestrator.planner.device import Machine
 from orchestrator.planner.planner import Planner
+from orchestrator.planner.trace.background_tracer import answer as traced_answer
 
 AFTER = 120.0
 """Seconds that a layout trains before it is traced. A trace takes seconds of CPU time, too much for a short run."""
@@ -28,7 +30,11 @@ LOOK = 0.2
 
 
 def verdicts_before(
-    job: str, machine: Machine, is_stopped: Callable[[], bool], workers: int
+    job: str,
+    machine: Machine,
+    is_stopped: Callable[[], bool],
+    run_imported: Callable[..., RemoteTask] | None,
+    workers: int,
 ) -> dict[Layout, Verdict]:
     """Trace layouts before a start, in a separate process, and return the verdicts.
 
@@ -38,10 +44,14 @@ def verdicts_before(
         job: the job as YAML.
         machine: one worker.
         is_stopped: returns whether the run is to stop.
+        run_imported: calls a function in a process that has the imports done; None without such a process.
         workers: the number of workers to plan for.
     """
     request = {"job": job, "workers": workers, "machine": dataclasses.asdict(machine)}
     end = time.monotonic() + BEFORE
+    if run_imported is not None:
+        reply = _reply_of(run_imported, request, lambda: time.monotonic() > end or is_stopped())
+        return _verdicts_in(reply)
     with tempfile.TemporaryFile() as answer:
         try:
             process = _start_tracer(request, answer)
@@ -51,8 +61,29 @@ def verdicts_before(
             time.sleep(LOOK)
         process.kill()
         process.wait()
-        verdicts = _read(answer).get("verdicts", [])
+        return _verdicts_in(_read(answer))
+
+
+def _verdicts_in(reply: dict[str, Any]) -> dict[Layout, Verdict]:
+    verdicts = reply.get("verdicts", [])
     return {Layout.from_json(layout): Verdict(**verdict) for layout, verdict in verdicts}
+
+
+def _reply_of(
+    run_imported: Callable[..., RemoteTask], request: dict[str, Any], is_over: Callable[[], bool]
+) -> dict[str, Any]:
+    """Return the reply of the tracer in another process; empty if it fails, or if `is_over` before it replies."""
+    try:
+        task = run_imported(traced_answer, request)
+        while not task.done():
+            if is_over():
+                task.cancel()
+                return {}
+            time.sleep(LOOK)
+        reply: dict[str, Any] = task.result()
+        return reply
+    except Exception:  # whatever fails there, the formula decides
+        return {}
 
 
 def _start_tracer(request: dict[str, Any], answer: IO[bytes]) -> subprocess.Popen[bytes]:

@@ -106,7 +106,14 @@ class Controller:
             spec, run, cluster, check=check_data, stored=self._retry_storage, tell=self._set_note
         )
         generating = spec.all_workers.min - spec.resources.workers.min
-        self._workers = Workers(cluster, run, self._inputs.demand, spec.checkpoint, generating=generating)
+        self._workers = Workers(
+            cluster,
+            run,
+            self._inputs.demand,
+            spec.checkpoint,
+            model=spec.workload.model,
+            generating=generating,
+        )
         self._exports = BackgroundExport(
             cluster, spec.checkpoint, spec.evaluate, run, tell=self._export_event
         )

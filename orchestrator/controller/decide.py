@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from cluster.workers.gang import Cause
+from cluster.workers.gang import Cause, workers_text
 from orchestrator.config.outcome import ENDED, Outcome
 from orchestrator.controller.config import LimitSpec
 from orchestrator.controller.health import Failure, Vitals, first_fault
@@ -317,10 +317,10 @@ def _wait(policy: Policy, state: State, observation: Observation) -> tuple[State
     # Later attempts start at once on the available workers: waiting costs time, and a small gang can grow later.
     settle = SETTLE if state.layout is None or room < workers.min else 0.0
     if waited < settle and (room < workers.max or _ranks_do_without(policy, observation, room)):
-        return state, Action("wait", f"room for {room} of {workers.max} workers")
+        return state, Action("wait", f"room for {room} of {workers_text(workers.max)}")
     layout = policy.choose(room) if room >= workers.min else None
     if layout is not None and layout.world >= workers.min:
-        reason = f"{layout.world} workers, layout {layout}"
+        reason = f"{workers_text(layout.world)}, layout {layout}"
         started = _enter(
             state,
             "start",
@@ -337,12 +337,12 @@ def _wait(policy: Policy, state: State, observation: Observation) -> tuple[State
         )
         return started, Action("start", reason, layout)
     if room == workers.max and waited >= settle:
-        text = f"no legal layout uses {workers.min} to {workers.max} workers"
+        text = f"no legal layout uses {workers.text}"
         return _finish(
             state, observation, Outcome.FAILED, text + "; change resources.workers or train.global_batch"
         )
     if waited > policy.limits.wait:
-        needed = f"{workers.min} workers{_rollout_workers_text(policy)}"
+        needed = f"{workers_text(workers.min)}{_rollout_workers_text(policy)}"
         text = f"waited {waited:.0f} s for {needed} and there is room for {observation.room}"
         if state.wrong_nodes:
             text += f", without {', '.join(sorted(state.wrong_nodes))}, which computed wrongly"
@@ -353,7 +353,7 @@ def _wait(policy: Policy, state: State, observation: Observation) -> tuple[State
     if room >= workers.min:
         why = f"no layout of {workers.min} to {room} is legal and fits in their memory"
     rollout_min = policy.rollout_workers.min if policy.rollout_workers else 0
-    return state, Action("wait", f"room for {room + rollout_min} workers, and {why}")
+    return state, Action("wait", f"room for {workers_text(room + rollout_min)}, and {why}")
 
 
 def _rollout_workers_text(policy: Policy) -> str:

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from cluster.workers.clock import wall
+from cluster.workers.gang import workers_text
 from orchestrator.checkpoint.identity import CONTINUED
 from orchestrator.checkpoint.manifest import CommitManifest
 from orchestrator.config.errors import InputError
@@ -50,7 +51,7 @@ def start_event(
         commit: the commit that the gang starts from, None to start from the beginning.
         refused: number of layouts that were rejected because their traces do not fit in memory.
     """
-    reason = f"{layout.world} workers in {train.dtype}"
+    reason = f"{workers_text(layout.world)} in {train.dtype}"
     fields: EventFields = {
         "layout": layout.to_json(),
         "layout_after": str(layout),

@@ -71,7 +71,7 @@ class RunInputs:
         self._cluster = cluster
         self._check = check
         self._stored = stored
-        self.preparation = DataPreparation(partial(prepared, job, run), stored, tell)
+        self.preparation = DataPreparation(partial(prepared, job, run, call=cluster.call), stored, tell)
         self._continuation = continuation_of(job)
         self.data = PreparedData()
         self.shards = ""

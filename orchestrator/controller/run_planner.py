@@ -74,7 +74,7 @@ def planner_on(
         shape,
         machine,
         host=offer.memory if offer else None,
-        confirm=partial(verdicts_before, job, machine, is_stopped),
+        confirm=partial(verdicts_before, job, machine, is_stopped, cluster.run_imported),
         is_busy=is_busy,
     )
     return planner, notes

@@ -26,7 +26,7 @@ from orchestrator.parallel.layout import Layout, ModelShape
 from orchestrator.planner.demand import Demand
 from orchestrator.storage.row_line import Row
 from orchestrator.storage.run_directory import RunDir
-from orchestrator.train.task import ENTRY, ENTRY_OF, PREEMPTION_NOTICES, Task
+from orchestrator.train.task import PREEMPTION_NOTICES, Task, entry_of
 
 DUMP = 0.5
 """Seconds that the ranks of a hanging gang have to print their stacks before they are killed."""
@@ -52,6 +52,7 @@ class Workers:
         run: RunDir,
         demand: Demand,
         checkpoint: CheckpointSpec,
+        model: str,
         generating: int = 0,
     ) -> None:
         """Start nothing yet.
@@ -61,12 +62,14 @@ class Workers:
             run: the run directory.
             demand: the workers and the layout that the job asks for, and the size of its state.
             checkpoint: how often snapshots go into the memory of nodes.
+            model: the model as the job names it, which says what ranks import.
             generating: how many rollout workers the run needs in addition to these workers.
         """
         self._generating = generating
         self._stragglers = Stragglers()
         self._resources = demand.resources
         self._parallel = demand.parallel
+        self._model = model
         self._cluster = cluster
         self.bundle = demand.resources.per_worker.bundle
         self.running = False
@@ -169,7 +172,7 @@ class Workers:
             self._gang.start(
                 layout.world,
                 self.bundle,
-                target=ENTRY_OF[layout.engine],
+                target=entry_of(layout.engine, self._model),
                 config=task.to_json(),
                 ranks_per_group=layout.tp,
                 avoid=self._capacity.avoid,
@@ -246,11 +249,11 @@ class Workers:
         Does nothing if the job pins a layout whose ranks share nodes or run another engine.
         """
         pinned = self._parallel
-        fits = pinned == "auto" or ((pinned.tp or 1) == 1 and ENTRY_OF[pinned.engine or "torch"] == ENTRY)
+        fits = pinned == "auto" or ((pinned.tp or 1) == 1 and pinned.engine in (None, "torch"))
         if fits and not (self.running or self._gang.occupied_workers()):
             if self._generating:  # which need their room while these imports go on
                 workers = min(workers, max(self._gang.capacity(self.bundle) - self._generating, 0))
-            self._gang.prewarm(workers, self.bundle, ENTRY)
+            self._gang.prewarm(workers, self.bundle, entry_of("torch", self._model))
 
     def prewarm(self, workers: int) -> None:
         """Keep `workers` workers and the job's spares ready, as far as there is room. Rollout workers come first."""

@@ -184,7 +184,7 @@ def workload_of_export(spec: JobSpec, needs_weights: bool = True) -> Workload:
     """
     from orchestrator.models.base import Base
     from orchestrator.resolve.training_inputs import load_workload, vocabulary_before_data
-    from workloads.hf.files.weight_files import check_none_unread, has_weights
+    from workloads.hf.files.weight_names import check_none_unread, has_weights
     from workloads.model.stored import ExtendedTable, listed
 
     folder = _folder(spec.workload)

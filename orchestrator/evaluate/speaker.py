@@ -155,11 +155,19 @@ def speaker_of(
         tokenizer: its tokenizer.
         chat: how conversations are written; None for a model that learnt from texts.
         scheme: how its linear layers are quantised.
+
+    Raises InputError if the model generates no text, before its weights are read.
     """
     import torch
 
     from workloads.inference import with_weights
+    from workloads.model.generate import check_generates
 
+    if (
+        ours := workload.config.as_transformer
+    ) is not None:  # other classes answer when they are asked to generate
+        with wrong_input(name):
+            check_generates(ours)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     model = with_weights(workload, read, device, scheme)
     spoken = speaking(workload, chat)

@@ -43,7 +43,7 @@ def check_base(job: ResolvedJob, commit: CommitManifest | None) -> None:
     if not (begins_elsewhere or spec.workload.adapter or spec.train.freeze):
         return
     from workloads.hf.files.hf_config import FOLDER
-    from workloads.hf.files.weight_files import weights_of_model
+    from workloads.hf.files.weight_names import weights_of_model
 
     data_format = format_at(str(commit.meta.get("data", "")) if commit else "")
 
@@ -97,7 +97,7 @@ def check_base(job: ResolvedJob, commit: CommitManifest | None) -> None:
 def _check_read(workload: WorkloadSpec) -> None:
     """Check that all weight files in the folder that the job names are read."""
     from workloads.hf.files.hf_config import ADAPTER, FOLDER, root
-    from workloads.hf.files.weight_files import check_none_unread
+    from workloads.hf.files.weight_names import check_none_unread
 
     model, base = workload.model, workload.init_from
     folder = base if base is not None else model.removeprefix(FOLDER) if model.startswith(FOLDER) else ""

@@ -6,6 +6,7 @@ import secrets
 from functools import partial
 from typing import Any
 
+from cluster.workers.gang import workers_text
 from cluster.workers.machine import smallest_offer
 from orchestrator.checkpoint.identity import check_shards
 from orchestrator.config.errors import InputError
@@ -57,7 +58,7 @@ def begin_attempt(config: dict[str, Any], run: RunDir, history: RunHistory, worl
     job, shards, _ = resolve_over(spec, data, needed, source, kept_config(first_commit))
     check_shards(history.commits.newest, shards, data.uri)
     machine = machine_for(smallest_offer(bundle, world), bundle, spec.train.dtype)
-    confirm = partial(verdicts_before, dump(spec), machine, lambda: False)
+    confirm = partial(verdicts_before, dump(spec), machine, lambda: False, None)
     planner = Planner(
         demand_of(spec.with_parts(resources=with_worker_range(spec.resources, world, world))),
         job.shape,
@@ -67,7 +68,7 @@ def begin_attempt(config: dict[str, Any], run: RunDir, history: RunHistory, worl
     layout = planner.choose(world)
     if layout is None or layout.world != world:
         hint = "change num_workers of ScalingConfig, or train.global_batch"
-        raise InputError(f"no legal layout uses {world} workers", "parallel", hint)
+        raise InputError(f"no legal layout uses {workers_text(world)}", "parallel", hint)
     attempt = history.attempts + 1
     commit, _ = history.roll_back(frozenset(), attempt)
     commit = commit or continuation_of(spec).take_over(

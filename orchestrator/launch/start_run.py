@@ -60,20 +60,13 @@ def run(
     if until is not None and (line := PastRun(spec, run_dir).beyond(until)):
         return RunOutcome(Outcome.STOPPED, None, line)
     launched = launched or wall()
-    shared = ""
-    with contextlib.ExitStack() as stack:
-
-        def begin() -> None:
-            nonlocal shared
-            shared = stack.enter_context(imports_begun(spec.parallel, embedded=address is None))
-
-        make_own_sources(spec.data, address, lambda line: show({"phase": "prepare", "note": line}))
-        show({"phase": "check", "note": "reading the job's sources and model"})
-        # Made before the checks, so it does not cover code that changes meanwhile.
-        mark = preflight_cache.mark_of(spec, run_dir)
-        job = preflight(
-            spec, run_dir, until=until, address=address, begin=begin, is_known=preflight_cache.is_known(mark)
-        )
+    make_own_sources(spec.data, address, lambda line: show({"phase": "prepare", "note": line}))
+    show({"phase": "check", "note": "reading the job's sources and model"})
+    # Made before the checks, so it does not cover code that changes meanwhile.
+    mark = preflight_cache.mark_of(spec, run_dir)
+    # Before the checks, because they import as much and take as long.
+    with imports_begun(spec.parallel, spec.workload.model, embedded=address is None) as shared:
+        job = preflight(spec, run_dir, until=until, address=address, is_known=preflight_cache.is_known(mark))
         if choice := choice_of(spec.train, job):
             show({"phase": "check", "note": f"precision {choice}"})
         outcome = _run(

@@ -29,7 +29,8 @@ ENDED_TOGETHER = 0.5
 SILENCE = 120.0
 """Seconds that a controller may be silent. Ray restarts a dead one within that time."""
 
-STOPPING = "Ctrl-C: the run commits and ends; once more, and it ends at once"
+STOPPING = "asked to stop: the run commits and ends; another Ctrl-C or SIGTERM ends it at once"
+"""Shown whether a key, a job manager or `orchestrator stop` asked for it: a submitted job gets a SIGTERM."""
 
 
 @dataclass(frozen=True)

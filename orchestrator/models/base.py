@@ -21,7 +21,7 @@ from orchestrator.storage.retry import Retry
 from orchestrator.storage.run_directory import RunDir
 from orchestrator.storage.uri import is_local
 from workloads.errors import WorkloadError
-from workloads.hf.files.hf_config import FOLDER, FolderConfig
+from workloads.hf.files.hf_config import FOLDER, FolderConfig, root
 from workloads.hf.files.meaning import (
     BY_NAME,
     FolderMeaning,
@@ -30,6 +30,7 @@ from workloads.hf.files.meaning import (
     naming_labels,
     rows_of_labels,
 )
+from workloads.hf.files.weight_names import METADATA, has_weights, stale_in, weights_of_model
 from workloads.own.object_reference import is_object_reference
 
 if TYPE_CHECKING:
@@ -146,14 +147,7 @@ def same_base(workload: WorkloadSpec, needs_base: bool, base: Base | None) -> Ba
 
 def named_base(workload: WorkloadSpec, step: int | None) -> Base | None:
     """Return the initial weights that the job names. `step` selects the commit of a run. Raises InputError."""
-    from workloads.hf.files.hf_config import FOLDER, root
-
     init_from = workload.init_from
-    if init_from is None and not workload.model.startswith(FOLDER):
-        return None  # imports torch, which a controller does not need before training begins
-    from workloads.hf.files.dcp import METADATA
-    from workloads.hf.files.weight_files import has_weights, weights_of_model
-
     if init_from is None:
         model_folder = weights_of_model(workload.model)
         return Base(model_folder, None, _digest_of(model_folder)) if model_folder is not None else None
@@ -181,8 +175,6 @@ def _digest_of(folder: str, stale_too: bool = False) -> str:
 
     With `stale_too`, return the checksum of earlier versions, which included leftovers of an earlier save.
     """
-    from workloads.hf.files.weight_files import stale_in
-
     names = ("config.json", "model.safetensors.index.json", ".metadata")
     suffixes = (".safetensors", ".distcp")
     paths = [p for p in sorted(Path(folder).rglob("*")) if p.suffix in suffixes or p.name in names]

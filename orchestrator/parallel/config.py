@@ -46,7 +46,10 @@ class ParallelSpec(StrictModel):
         description="number of replicas over which ZeRO 2 and 3 shard weights and gradients, such as those of a "
         "node; gradients are summed between such groups once a step (HSDP); unset: all replicas",
     )
-    micro_batch: Positive | None = Field(default=None, description="sequences that a rank computes at once")
+    micro_batch: Positive | None = Field(
+        default=None,
+        description="sequences that a rank computes at once; fewer if its share of the batch is no multiple of it",
+    )
     recompute: Literal["none", "selective", "full"] = Field(
         default="none",
         description="activations to recompute in the backward pass: none; selective, everything in a layer except "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from cluster.workers.gang import workers_text
 from orchestrator.config.errors import InputError
 from orchestrator.config.resources import ResourceSpec
 from orchestrator.optim.config import OptimizerSpec
@@ -81,7 +82,7 @@ def check_workers_memory(resources: ResourceSpec, state: float, available: float
     """
     max_workers = resources.workers.max
     if (needed := worker_bytes(resources, state, max_workers)) > available:
-        size = f"{needed / 1e9:.0f} GB of host memory for each of {max_workers} workers"
+        size = f"{needed / 1e9:.0f} GB of host memory for each of {workers_text(max_workers)}"
         problem = f"two copies of the run's state are {size}"
         hint = "take more workers, nodes with more memory, a smaller model, or fewer parameters by an adapter"
         problem += f", but the smallest node has {available / 1e9:.0f} GB for each"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+from cluster.workers.gang import workers_text
 from orchestrator.config.errors import InputError
 from orchestrator.config.resources import ResourceSpec
 from orchestrator.parallel.config import ParallelSpec
@@ -41,7 +42,7 @@ def no_layout(
         return too_narrow(demand.resources, narrow)
     reason = pinned or (rejected[-1][1] if rejected else "")
     return InputError(
-        f"no legal layout for {workers} workers{f': {reason}' if reason else ''}",
+        f"no legal layout for {workers_text(workers)}{f': {reason}' if reason else ''}",
         "parallel",
         "change resources or train.global_batch",
     )
@@ -56,7 +57,7 @@ def too_narrow(resources: ResourceSpec, widest: Layout) -> InputError:
     """
     workers = resources.workers
     return InputError(
-        f"no legal layout uses {workers.min} to {workers.max} workers; the widest is {widest}",
+        f"no legal layout uses {workers.text}; the widest is {widest}",
         "resources.workers.min",
         "lower it, or choose a train.global_batch that this many workers can share equally",
     )

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING
 
+from cluster.workers.cluster import Call, call_here
 from orchestrator.config.errors import InputError
 from orchestrator.config.own_code import check_same_cleaning
 from orchestrator.config.resources import ResourceSpec
@@ -65,6 +66,7 @@ def prepared(
     tell: Progress,
     make: bool = True,
     on_first_part: Callable[[PreparedData], None] | None = None,
+    call: Call = call_here,
 ) -> PreparedData:
     """Return the data that the run began with at `before`, with missing files made again; for a new run, the job's
     data.
@@ -77,6 +79,7 @@ def prepared(
         make: False raises InputError instead of making missing data.
         on_first_part: for streamed data, called when training can begin. From then on, CPUs are left free for the
             workers.
+        call: reads the tokenizer, see `orchestrator.data.prepare.prepare.prepare`.
 
     Raises InputError if data is missing and the text has changed, because the run would then read other samples.
     """
@@ -95,7 +98,7 @@ def prepared(
     begin = spec.data.streaming and on_first_part is not None
     complete = bool(data) and is_complete(DataFolder(data))
     prepare_text = partial(
-        _prepared_text, spec.data, spec.workload, spec.resources, run, tell=tell, make=make
+        _prepared_text, spec.data, spec.workload, spec.resources, run, tell=tell, make=make, call=call
     )
     if not complete:
         data = prepare_text(before=_name(data), begin=begin, data_format=before.format)
@@ -112,6 +115,7 @@ def prepared(
             before=before.sets.get(name, ""),
             tell=tell,
             make=make,
+            call=call,
         )
         for name in spec.set_sources
     }
@@ -134,6 +138,7 @@ def _prepared_text(
     make: bool,
     begin: bool,
     data_format: int = 0,
+    call: Call = call_here,
 ) -> str:
     """Return the URI of the token shards of data.sources, see `orchestrator.data.prepare.prepare.prepare`."""
     from orchestrator.data.prepare.prepare import prepare as prepare_data
@@ -151,6 +156,7 @@ def _prepared_text(
         begin=begin,
         leave=0.0 if begin else workers,
         data_format=data_format,
+        call=call,
     )
 
 
@@ -164,6 +170,7 @@ def _prepared_set(
     before: str,
     tell: Progress,
     make: bool,
+    call: Call,
 ) -> str:
     """Return the token shards of the set `name`, with the tokenizer of the data at `trained`; made unless they exist.
 
@@ -196,6 +203,7 @@ def _prepared_set(
             kind_of=partial(kind_of, data, workload.objective),
             framed=is_framed(data, workload) and not is_old,
             make=make,
+            call=call,
         )
     except TextChanged:
         hint = "restore it, or add the new text as a set with another name"

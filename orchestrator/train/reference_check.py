@@ -34,7 +34,7 @@ def check_preferences(workload: WorkloadSpec, train: TrainSpec, shuffle: str) ->
         raise InputError(problem, "data.shuffle", hint)
     if workload.init_from:
         return
-    from workloads.hf.files.weight_files import weights_of_model
+    from workloads.hf.files.weight_names import weights_of_model
 
     with wrong_input("workload.model"):
         folder = weights_of_model(workload.model)

@@ -8,20 +8,29 @@ from typing import Any
 from cluster.workers.injected_faults import FaultSpec
 from orchestrator.models.base import Base
 from orchestrator.parallel.layout import Layout
-from workloads.hf.files.hf_config import FolderConfig
+from workloads.hf.files.hf_config import FOLDER, FolderConfig
 
 EVALUATION_PATIENCE = 900.0
 """Maximum seconds to read a model, or to evaluate one global batch."""
 ENTRY = "orchestrator.train.loop:main"
 """The entry point of the rank program."""
-ENTRY_OF = {"torch": ENTRY, "deepspeed": "orchestrator.train.engines.deepspeed_rank:main"}
-"""The entry point of each engine. They differ in their first imports."""
+_WITH_DEEPSPEED = "orchestrator.train.engines.deepspeed_rank:main"
+_WITH_TRANSFORMERS = "orchestrator.train.pretrained_rank:main"
 PREEMPTION_NOTICES = "cluster.workers.preemption:PreemptionNotices"
 """The node service that watches for preemption notices."""
 SNAPSHOT_SERVER = "orchestrator.checkpoint.snapshot_server:SnapshotServer"
 """The node service that keeps snapshots in memory."""
 WEIGHT_SERVER = "orchestrator.checkpoint.snapshot_server:weight_server"
 """The node service that has the weights with which rollout workers generate."""
+
+
+def entry_of(engine: str, model: str) -> str:
+    """Return the entry point of an engine's ranks, given the model as a job names it. All run the same program, but
+    differ in their first imports.
+    """
+    if engine == "deepspeed":
+        return _WITH_DEEPSPEED
+    return _WITH_TRANSFORMERS if model.startswith(FOLDER) else ENTRY
 
 
 @dataclasses.dataclass(frozen=True)

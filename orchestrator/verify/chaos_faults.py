@@ -6,6 +6,7 @@ import random
 from collections.abc import Iterator, Sequence
 
 from cluster.local.external_faults import ExternalFault
+from cluster.workers.gang import workers_text
 from cluster.workers.injected_faults import FaultSpec
 from orchestrator.config.errors import InputError
 from orchestrator.config.resources import ResourceSpec
@@ -32,7 +33,7 @@ def expand(
     for text in faults:
         fault = _fault(text)
         if not 1 <= fault.step <= steps or fault.rank >= world:
-            problem = f"{text} is beyond the job's {steps} steps and {world} workers"
+            problem = f"{text} is beyond the job's {steps} steps and {workers_text(world)}"
             raise InputError(problem, "--fault", f"choose a step up to {steps} and a rank below {world}")
     runs: list[tuple[str, ...]] = [(text,) for text in faults]
     if randoms:

@@ -66,7 +66,9 @@ def test_a_signal_to_all_of_the_group_ends_the_run_with_a_commit(
         os.killpg(process.pid, number)
         assert process.wait(timeout=60) == 3, (tmp_path / "output.txt").read_text()
         assert psutil.wait_procs(members, timeout=30)[1] == []
-    assert (tmp_path / "output.txt").read_text().splitlines()[-1] == "orchestrator: stopped by the user"
+    said = (tmp_path / "output.txt").read_text()
+    assert "asked to stop: the run commits and ends; another Ctrl-C or SIGTERM ends it at once" in said
+    assert said.splitlines()[-1] == "orchestrator: stopped by the user"
     assert json.loads((run / "summary.json").read_text())["commit"] == rows(run)[-1]["step"]
 
 

@@ -81,7 +81,7 @@ def test_places_are_made_ready_beside_running_ranks_and_the_next_attempt_uses_th
     """And what cannot be placed is told in time, which takes no place."""
     with monkeypatch.context() as soon:
         soon.setattr("cluster.workers.ray_gang.PLACEMENT_TIMEOUT", 1.0)
-        with pytest.raises(TimeoutError, match="no room for 3 of 3 groups of 1 workers") as refused:
+        with pytest.raises(TimeoutError, match="no room for 3 of 3 groups of 1 worker with") as refused:
             gang.start(3, Bundle(64), WAIT, {})
         addresses = sorted(node.address for node in nodes.alive())
         assert str(refused.value).endswith(f"; there is room for 0 on {addresses[0]}, 0 on {addresses[1]}")
@@ -199,7 +199,7 @@ def test_a_node_whose_processes_do_not_start_is_named(gang: RayGang, monkeypatch
     gang._request_groups(2)
     gang._group_spec = gang._group_spec._replace(target=WAIT)
     with pytest.raises(
-        TimeoutError, match="the processes did not start for 1 of 2 groups of 1 workers"
+        TimeoutError, match="the processes did not start for 1 of 2 groups of 1 worker with"
     ) as found:
         gang._wait_for_groups(2)
     assert str(found.value).endswith(f" s on {late}")

@@ -258,18 +258,18 @@ def _find(name: str) -> type[SampledObjective]:
             )
         return kind
     if name not in _CLASSES:
-        raise WorkloadError(f"there is no objective {name!r}{_near(name)}; choose one of {', '.join(NAMES)}")
+        raise WorkloadError(f"there is no objective {name!r}{_near(name)}")
     return _CLASSES[name]
 
 
 def _near(name: str) -> str:
-    """Return a hint about the intended objective for an unknown name."""
+    """Return the end of the message about an unknown name: the objective that is meant, or all that there are."""
     normalised = name.lower().replace("-", "_")
     if normalised in OF_MODELS:
-        return f", and the model has its own: workload.model {OF_MODELS[normalised]}"
+        return f"; the model has its own: set workload.model to {OF_MODELS[normalised]}"
     if normalised in OF_OWN_ANSWERS:
         explanation = "grpo and reinforce learn from answers that the model generates"
-        return f": {explanation}; dpo, ipo, orpo and kto from given answers"
+        return f"; {explanation}, and dpo, ipo, orpo and kto from given answers"
     # with short names, every other name is near
     long = [each for each in NAMES if len(each) > 6]
     near = (
@@ -277,4 +277,4 @@ def _near(name: str) -> str:
         if normalised in OTHER_NAMES
         else get_close_matches(normalised, long, n=1, cutoff=0.7)
     )
-    return f": did you mean {near[0]}?" if near else ""
+    return f"; did you mean {near[0]}?" if near else f"; choose one of {', '.join(NAMES)}"

@@ -66,15 +66,22 @@ def given_in(
 
 
 def chosen_tokenizer(
-    data: DataSpec, special_tokens: Sequence[str], data_format: int = manifest.FORMAT
+    data: DataSpec,
+    special_tokens: Sequence[str],
+    data_format: int = manifest.FORMAT,
+    existing: tuple[str, dict[str, int]] | None = None,
 ) -> Any:
     """Return the tokenizer's part of the fingerprint, as prepared data of `data_format` reads it.
+
+    It is the `existing` one, of other prepared data, if there is any.
 
     For a given tokenizer: its JSON and the ids of its roles. For one that is still to be trained: its vocabulary
     size, its special tokens, and its recipe unless that is the byte-level BPE.
 
     Raises InputError.
     """
+    if existing:
+        return existing
     if isinstance(data.tokenizer, TrainedTokenizer):
         recipe = data.tokenizer.recipe
         training.check_size(recipe, special_tokens)

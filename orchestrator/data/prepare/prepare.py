@@ -17,8 +17,8 @@ were quarantined as damaged, they are made again and must come out the same.
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
 
+from cluster.workers.cluster import Call, call_here
 from orchestrator.config.errors import Absent, InputError, Unreachable
 from orchestrator.data import sources
 from orchestrator.data.clean.documents import aligned
@@ -28,6 +28,7 @@ from orchestrator.data.prepare import rejections, shards
 from orchestrator.data.prepare.fingerprint import (
     SOURCES,
     KindOf,
+    TokenizerInputs,
     chosen_tokenizer,
     format_and_fingerprint,
     given_in,
@@ -57,6 +58,7 @@ def prepare(
     begin: bool = False,
     leave: float = 0.0,
     data_format: int = 0,
+    call: Call = call_here,
 ) -> str:
     """Prepare the token shards of `data` in `cache` unless they exist; return the URI of the prepared data.
 
@@ -78,6 +80,7 @@ def prepare(
         begin: for streamed data, prepare only the first section and those that were published before.
         leave: CPUs to leave for others. If no CPU is free, a single task runs without reserving one.
         data_format: format of new data; 0 for the newest.
+        call: reads the tokenizer and its templates, for which transformers may be imported.
 
     Raises InputError for sources or a tokenizer that cannot be used and for a cache that cannot be written,
     TextChanged if `data` no longer has the fingerprint `before`.
@@ -86,14 +89,17 @@ def prepare(
     if not any(file.size for file in files):
         raise InputError("all files are empty", where, "give files with text")
     existing = read_tokenizer_of(tokenizer_of) if tokenizer_of else None
-
-    def choose(data_format: int) -> Any:
-        return existing or chosen_tokenizer(data, objective_special_tokens, data_format)
-
+    choose = partial(chosen_tokenizer, data, objective_special_tokens, existing=existing)
     part_bytes = part_bytes or sources.part_size(files)
     cleaning = cleaning_of(data, files, part_bytes)
     clean_key = cleaning.key if cleaning else ""
-    inputs_in_format = partial(given_in, data=data, choose=choose, kind_of=kind_of, framed=framed)
+
+    given = data, choose, kind_of, framed
+
+    def inputs_in_format(data_format: int) -> TokenizerInputs:
+        inputs: TokenizerInputs = call(given_in, data_format, *given)
+        return inputs
+
     data_format, name, inputs = format_and_fingerprint(
         files, inputs_in_format, part_bytes, before, clean=clean_key, wanted=data_format
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 
+from cluster.workers.gang import workers_text
 from orchestrator.config.errors import InputError
 from orchestrator.config.spec import JobSpec
 from orchestrator.extensions.render.cluster_needs import ClusterNeeds
@@ -61,9 +62,8 @@ def with_host_memory(
             needs, memory_gib=in_all(min_workers)
         ), f"{line}; --memory-gib says otherwise"
     if saved(max_workers) > memory_gib:
-        problem = (
-            f"two copies of the run's state are {saved(max_workers):.1f} GiB of each of {max_workers} workers"
-        )
+        size = f"{saved(max_workers):.1f} GiB of each of {workers_text(max_workers)}"
+        problem = f"two copies of the run's state are {size}"
         raise InputError(
             problem, f"--memory-gib {memory_gib:g}", f"leave it out, or give {in_all(max_workers)}"
         )

@@ -253,7 +253,9 @@ def _data(scene: Scene) -> str:
     scene.small = small
     scene.result.small = small.layout
     scene.result.notes = small.notes
-    scene.shared = scene.stack.enter_context(imports_begun(small.spec.parallel, embedded=True))
+    scene.shared = scene.stack.enter_context(
+        imports_begun(small.spec.parallel, small.spec.workload.model, embedded=True)
+    )
     preflight(small.spec, scene.run, None, None)
     news = scene.stack.enter_context((scene.folder / "ray.log").open("w"))
     worker, world = small.spec.resources.per_worker, small.layout.world

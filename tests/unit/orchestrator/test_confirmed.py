@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
+import pickle
 import sys
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -196,7 +200,7 @@ def test_the_run_starts_with_what_fits(
         said = json.dumps(background_tracer.answer(json.loads(json.dumps(given))))
         program = [sys.executable, "-c", f"import sys; sys.stdin.read(); print({said!r})"]
         monkeypatch.setattr(background_trace, "command_of", lambda *_, **__: program)
-        return verdicts_before(dump(resolved.spec), machine, lambda: False, workers)
+        return verdicts_before(dump(resolved.spec), machine, lambda: False, None, workers)
 
     busy = [True]
     planner = Planner(
@@ -229,6 +233,55 @@ def test_what_says_nothing_leaves_the_formula(
 ) -> None:
     monkeypatch.setattr(background_trace, "command_of", lambda *_, **__: program)
     monkeypatch.setattr(background_trace, "BEFORE", 0.3)
-    assert verdicts_before(dump(resolved.spec), Machine(1e9, 1e12), lambda: False, 1) == {}
+    assert verdicts_before(dump(resolved.spec), Machine(1e9, 1e12), lambda: False, None, 1) == {}
     monkeypatch.setattr(background_trace, "BEFORE", 30.0)
-    assert verdicts_before(dump(resolved.spec), Machine(1e9, 1e12), lambda: True, 1) == {}
+    assert verdicts_before(dump(resolved.spec), Machine(1e9, 1e12), lambda: True, None, 1) == {}
+
+
+class Elsewhere:
+    """A call in another process, which takes `looks` looks."""
+
+    def __init__(self, looks: float, function: Callable[..., Any], *arguments: Any) -> None:
+        self._looks = looks
+        self._call = function, pickle.loads(pickle.dumps(arguments))
+        self.cancelled = False
+
+    def done(self) -> bool:
+        """See `RemoteTask.done`."""
+        self._looks -= 1
+        return self._looks < 0
+
+    def result(self) -> Any:
+        """See `RemoteTask.result`."""
+        function, arguments = self._call
+        return pickle.loads(pickle.dumps(function(*arguments)))
+
+    def cancel(self) -> None:
+        """See `RemoteTask.cancel`."""
+        self.cancelled = True
+
+
+def test_a_process_with_the_imports_done_traces_them(
+    resolved: ResolvedJob, machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another interpreter would import torch again, which takes longer than the trace."""
+    monkeypatch.setattr(background_trace, "command_of", lambda *_, **__: pytest.fail("another interpreter"))
+    monkeypatch.setattr(background_trace, "LOOK", 0.01)
+    begun: list[Elsewhere] = []
+
+    def run(looks: float, *call: Any) -> Elsewhere:
+        begun.append(Elsewhere(looks, *call))
+        return begun[-1]
+
+    asked = dump(resolved.spec)
+    found = verdicts_before(asked, machine, lambda: False, partial(run, 2), 1)
+    given = {"job": asked, "workers": 1, "machine": dataclasses.asdict(machine)}
+    assert {str(layout) for layout in found} == {
+        str(Layout.from_json(layout)) for layout, _ in background_tracer.answer(given)["verdicts"]
+    }
+    assert found
+    assert verdicts_before("no job", machine, lambda: False, partial(run, 0), 1) == {}
+    assert verdicts_before(asked, machine, lambda: True, partial(run, math.inf), 1) == {}
+    monkeypatch.setattr(background_trace, "BEFORE", 0.05)
+    assert verdicts_before(asked, machine, lambda: False, partial(run, math.inf), 1) == {}
+    assert [each.cancelled for each in begun] == [False, False, True, True]

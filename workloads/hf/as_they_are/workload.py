@@ -39,7 +39,8 @@ from workloads.hf.files.meaning import (
     write_settings,
 )
 from workloads.hf.files.older_form import write_both_forms
-from workloads.hf.files.weight_files import Weights, has_weights
+from workloads.hf.files.weight_files import Weights
+from workloads.hf.files.weight_names import has_weights
 from workloads.model import inside, losses
 from workloads.model.stored import listed
 from workloads.model.transformer import Output

@@ -33,7 +33,7 @@ from workloads.hf.check.visibility import (
     row_of,
 )
 from workloads.hf.files.hf_config import nested_configs, root
-from workloads.hf.files.weight_files import has_weights
+from workloads.hf.files.weight_names import has_weights
 from workloads.model.dropout import KEYS, row_keys
 from workloads.model.initialise import normal
 from workloads.model.masks import attends

@@ -20,7 +20,8 @@ from workloads.hf.files.hf_config import (
     read_hf_config,
     root,
 )
-from workloads.hf.files.weight_files import Weights, has_weights
+from workloads.hf.files.weight_files import Weights
+from workloads.hf.files.weight_names import has_weights
 from workloads.hf.tables.convert import ties, used
 from workloads.hf.tables.decoders import rope_as_read
 from workloads.hf.tables.families import by_model_type

@@ -21,9 +21,9 @@ from torch import Tensor
 
 from workloads.errors import WorkloadError
 from workloads.hf.files.plain_pickle import Strided, dcp_metadata, strided
+from workloads.hf.files.weight_names import METADATA
 from workloads.model.stored import Part
 
-METADATA = ".metadata"
 SUFFIX = ".distcp"
 _LOCAL_HEADER = struct.Struct("<26xHH")
 """The header of a file in a zip archive: the lengths of its name and of the extra field before its data."""

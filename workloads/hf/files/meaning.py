@@ -256,7 +256,12 @@ def rows_of_labels(
         return tuple(range(len(ours)))
     if sorted(theirs) != sorted(ours):
         strange = [label for label in ours if label not in theirs] or ours
-        renamed = ", or rename them in id2label of its config.json if they mean the same" if is_folder else ""
+        renamed = (
+            ", or rename them in id2label of its config.json if they mean the same; for a new head, give a copy of the "
+            "folder that transformers' AutoModel has saved, which has none"
+            if is_folder
+            else ""
+        )
         raise WorkloadError(
             f"the head of {where} predicts {_listed(theirs)}, and data.labels names {_listed(strange)}; "
             f"name the head's labels in data.labels, in any order{renamed}"

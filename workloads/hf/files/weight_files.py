@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
-import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -18,24 +16,13 @@ from torch import Tensor
 
 from workloads.errors import WorkloadError
 from workloads.hf.files.compressed_weights import Expanded
-from workloads.hf.files.dcp import METADATA, DcpTensors
-from workloads.hf.files.hf_config import FOLDER, check_no_adapter, root
+from workloads.hf.files.dcp import DcpTensors
 from workloads.hf.files.mxfp4 import Unpacked
 from workloads.hf.files.name_maps import places
+from workloads.hf.files.weight_names import INDEX, METADATA, SINGLE, config_of, file_of, shards_of
 from workloads.hf.tables.families import by_model_type
 from workloads.model.stored import Part
 
-SINGLE = "model.safetensors"
-INDEX = "model.safetensors.index.json"
-PICKLED = ("pytorch_model.bin", "pytorch_model.bin.index.json")
-NAMED = "transformers_weights"
-"""The key of a config.json that names the file of the weights, or their index."""
-DISTRIBUTED = re.compile(r"shard-\d{5}-model-\d{5}-of-\d{5}\.safetensors")
-"""Files of transformers' own sharded training, which it prefers to all others."""
-UNREAD = re.compile(
-    r"(?!adapter_model).+\.(safetensors|gguf|h5|msgpack)|(pytorch_model|consolidated).*\.(bin|pt|pth)(\.index\.json)?"
-)
-"""Names of weight files that `Weights` does not read, unless they are the file or the shards that it looks for."""
 SHARD_BYTES = 5_000_000_000
 """Maximum bytes of an export's file, as in transformers."""
 
@@ -51,7 +38,7 @@ class Weights:
     def __init__(self, folder: str) -> None:
         path = Path(folder)
         self._source: Expanded | _Dcp
-        if (file := _file_of(path)) is not None:
+        if (file := file_of(path)) is not None:
             self._source = Expanded(Unpacked(_Safetensors(path, file)))
         elif (path / METADATA).exists():
             self._source = _Dcp(path)
@@ -90,7 +77,7 @@ class _Safetensors:
     def __init__(self, folder: Path, name: str) -> None:
         self._folder = folder
         self._files: dict[str, str] = {}
-        for part in _shards_of(folder / name) if name.endswith(".json") else [name]:
+        for part in shards_of(folder / name) if name.endswith(".json") else [name]:
             with self._open(part) as file:
                 self._files |= dict.fromkeys(file.keys(), part)
         self.names = list(self._files)
@@ -131,7 +118,7 @@ class _Dcp:
 
     def __init__(self, folder: Path) -> None:
         self._tensors = DcpTensors(folder)
-        config = _config_of(folder)
+        config = config_of(folder)
         family = by_model_type(str(config.get("model_type")))
         tokens = (
             next((row.hf_name for row in family.rows if row.names == ("tokens.weight",)), "")
@@ -156,109 +143,11 @@ class _Dcp:
         return self._tensors.part(source.name, (slice(stored.start, stored.stop), *part[1:]))[order]
 
 
-def _config_of(folder: Path) -> dict[str, Any]:
-    try:
-        config = json.loads((folder / "config.json").read_text())
-    except FileNotFoundError:
-        config = {}
-    except (OSError, ValueError) as error:
-        raise WorkloadError(f"{folder / 'config.json'} cannot be read ({error})") from None
-    return config if isinstance(config, dict) else {}
-
-
-def _file_of(folder: Path) -> str | None:
-    """Return the name of the safetensors file, or of the index of several, that transformers reads in `folder`.
-
-    This is the one that the configuration names, else a single whole file, else an index. An index beside a whole
-    file is a leftover of an earlier save. Raises WorkloadError if the configuration names a file that is not in the
-    folder.
-    """
-    named = _config_of(folder).get(NAMED)
-    if named is None:
-        return next((name for name in (SINGLE, INDEX) if (folder / name).exists()), None)
-    here = os.path.abspath(folder)  # links are not followed, because a Hub cache folder consists of them
-    inside = isinstance(named, str) and Path(os.path.abspath(folder / named)).is_relative_to(here)
-    if not inside or not named.endswith((".safetensors", ".safetensors.index.json")):
-        raise WorkloadError(
-            f"{NAMED} {named!r} in {folder / 'config.json'} is not a file of safetensors in this folder; name one"
-        )
-    return str(named)
-
-
-def stale_in(folder: Path) -> set[Path]:
-    """Return the leftover files of an earlier save in `folder`: an index beside a whole file, and its shards."""
-    if _file_of(folder) != SINGLE or not (folder / INDEX).exists():
-        return set()
-    with contextlib.suppress(WorkloadError):  # whatever it contains
-        return {folder / INDEX, *(folder / name for name in _shards_of(folder / INDEX) if name != SINGLE)}
-    return {folder / INDEX}
-
-
-def _shards_of(index: Path) -> list[str]:
-    try:
-        return sorted(set(map(str, json.loads(index.read_text())["weight_map"].values())))
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise WorkloadError(f"{index} is not an index of weights ({type(error).__name__}: {error})") from None
-
-
 def _modern(name: str) -> str:
     """Return the modern name of a tensor. Checkpoints converted from TensorFlow call a norm's weight and bias gamma
     and beta.
     """
     return name.replace("LayerNorm.gamma", "LayerNorm.weight").replace("LayerNorm.beta", "LayerNorm.bias")
-
-
-def has_weights(folder: str) -> bool:
-    """Return whether `folder` holds a checkpoint that `Weights` reads. Raises WorkloadError if there is only a
-    pickled one.
-    """
-    if _file_of(Path(folder)) is not None or (Path(folder) / METADATA).exists():
-        return True
-    if pickled := next((name for name in PICKLED if (Path(folder) / name).exists()), None):
-        raise WorkloadError(
-            f"{folder} has its weights in {pickled}, and nothing is unpickled here; "
-            "convert the checkpoint to safetensors"
-        )
-    return False
-
-
-def check_none_unread(folder: str) -> None:
-    """Raise WorkloadError if `folder` holds weights under names that `Weights` does not read, or if transformers
-    would read others.
-
-    A model would otherwise begin with other weights than intended.
-    """
-    check_no_adapter(folder)
-    names = sorted(path.name for path in Path(folder).glob("*") if path.is_file())
-    first = next(filter(DISTRIBUTED.fullmatch, names), None)
-    if first is None and not has_weights(folder):
-        first = next(filter(UNREAD.fullmatch, names), None)
-    if first is not None:
-        raise WorkloadError(
-            f"{folder} has weights in {first}, which is not read here; load the folder with transformers and save it "
-            f"with save_pretrained, which writes {SINGLE}, or remove the file to start from random weights"
-        )
-
-
-def check_of_class(folder: str) -> None:
-    """Raise WorkloadError if an unchanged transformers class cannot read the weights in `folder`."""
-    if has_weights(folder) and _file_of(Path(folder)) is None:
-        raise WorkloadError(
-            f"{folder} has weights of torch.distributed.checkpoint, and its class runs as a class of transformers; "
-            "convert them to safetensors"
-        )
-
-
-def weights_of_model(model: str) -> str | None:
-    """Return the folder with the weights of the model `hf:<folder>`; None for a preset, and for a configuration
-    without weights.
-
-    Raises WorkloadError as `has_weights` does.
-    """
-    if not model.startswith(FOLDER):
-        return None
-    folder = str(root(model.removeprefix(FOLDER)))
-    return folder if has_weights(folder) else None
 
 
 def write(tensors: Iterable[tuple[str, Tensor]], folder: str, shard_bytes: int = SHARD_BYTES) -> None:

@@ -44,7 +44,7 @@ def test_the_first_one_goes_at_once() -> None:
 def test_the_higher_priority_goes_first_and_of_equals_who_waited_longer() -> None:
     found = ask(ticket("a", since=1), ticket("b", since=2), ticket("c", 5, since=3), free=TWO_NODES)
     assert [name for name, verdict in found.items() if verdict.go] == ["c"]
-    assert found["a"].waits_for == "1 workers of 1 CPU; there is room for 0; running: c"
+    assert found["a"].waits_for == "1 worker of 1 CPU; there is room for 0; running: c"
     assert found["b"].waits_for == "a comes first"
 
 
@@ -119,7 +119,7 @@ def test_nobody_grows_while_somebody_waits() -> None:
 def test_gpus_count() -> None:
     bundle = Bundle(1, 1)
     found = ask(ticket("a", bundle=bundle), free=TWO_NODES)
-    assert found["a"].waits_for == "1 workers of 1 CPU and 1 GPU; all nodes together have room for 0"
+    assert found["a"].waits_for == "1 worker of 1 CPU and 1 GPU; all nodes together have room for 0"
 
 
 def test_labels_of_nodes_count() -> None:

@@ -7,15 +7,8 @@ from typing import Any
 
 import pytest
 
-from orchestrator.chain.exports import (
-    EXPORTS,
-    ExportTable,
-    check_compress,
-    compared,
-    rows_of,
-    shares,
-    shortfall,
-)
+from orchestrator.chain.exports import ExportTable, check_compress
+from orchestrator.chain.measured_exports import EXPORTS, compared, rows_of, shares, shortfall
 from orchestrator.chain.stage_run import stage_runs
 from orchestrator.config.chain import ChainSpec, parse_chain
 from orchestrator.config.errors import InputError

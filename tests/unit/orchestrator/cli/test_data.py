@@ -28,6 +28,22 @@ def test_prepared_data_is_looked_at(command: Any, runs: Path) -> None:
     assert f"vocabulary: {found['vocabulary']}" in command("data", "inspect", data).out.splitlines()
 
 
+def test_a_name_of_a_file_or_folder_here_and_of_a_run_is_refused(
+    command: Any, runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whichever it took, the user might have meant the other."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "runs").symlink_to(runs / "runs")
+    assert command("data", "inspect", "half", "--json").code == 0
+    (tmp_path / "small").mkdir()
+    (tmp_path / "half").write_text((runs / "half.yaml").read_text())
+    for name, kind in (("small", "folder"), ("half", "file")):
+        said = command("data", "inspect", name)
+        line = f"{name}: is the name of a {kind} here and of a run in runs; write ./{name} or runs/{name}"
+        assert (said.code, said.out, said.err) == (2, "", f"orchestrator: {line}\n")
+    assert json.loads(command("data", "inspect", "runs/half", "--json").out)["name"] == "half"
+
+
 def test_what_a_share_would_hold_out_is_shown(command: Any, runs: Path) -> None:
     (data,) = (runs / "runs" / "_data").iterdir()
     found = json.loads(command("data", "inspect", data, "--share", "0.5", "--json").out)

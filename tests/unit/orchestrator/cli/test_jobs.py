@@ -226,18 +226,35 @@ def test_a_job_that_waits_is_not_said_to_run(
     )
 
 
+def chain_of_two(root: Path) -> RunDir:
+    """A chain whose first stage trains."""
+    chain = RunDir(str(root))
+    chain.create()
+    stages = {"name": "c", "stages": [{"name": "first"}, {"name": "second"}]}
+    chain.write_text("job.yaml", yaml.safe_dump(job_document("corpus.txt") | stages))
+    chain.write_json("chain.json", {})
+    run_of(root / "first", phase="train", seen=time.time())
+    return chain
+
+
 def test_a_job_is_shown_without_torch(folder: Path) -> None:
-    """Its import takes longer than all else that `list` and `status` do."""
+    """Its import takes longer than all else that `list` and `status` do, of a run and of a chain."""
     run = run_of(folder / "runs/small", phase="train", seen=time.time())
+    chain = chain_of_two(folder / "runs/chain")
     code = f"""
 import sys
 from cluster.jobs.ray_jobs import Submission
+from orchestrator.cli.run import status
 from orchestrator.cli.targets import shown_of
-shown = shown_of(Submission("small-1", "small", {run.uri!r}, 0, "running", "", 1.0, None, None, ""))
-print(shown["state"], "torch" in sys.modules)
+for uri in {run.uri!r}, {chain.uri!r}:
+    shown = shown_of(Submission("small-1", "small", uri, 0, "running", "", 1.0, None, None, ""))
+    status(uri)
+    print(shown["state"], "torch" in sys.modules)
 """
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300)
-    assert ended.stdout == "running False\n", ended.stderr
+    lines = ended.stdout.splitlines()
+    assert lines.count("running False") == 2, ended.stdout + ended.stderr
+    assert any(line.startswith("c: running") for line in lines), ended.stdout
 
 
 def test_a_job_without_a_status_says_what_it_does(
@@ -246,12 +263,7 @@ def test_a_job_without_a_status_says_what_it_does(
     """Also where an earlier submission has left a status."""
     monkeypatch.setenv("COLUMNS", "200")
     before = run_of(folder / "before", phase="stopped", seen=time.time() - 60)
-    chain = RunDir(str(folder / "chain"))
-    chain.create()
-    stages = {"name": "c", "stages": [{"name": "first"}, {"name": "second"}]}
-    chain.write_text("job.yaml", yaml.safe_dump(job_document("corpus.txt") | stages))
-    chain.write_json("chain.json", {})
-    run_of(folder / "chain/first", phase="train", seen=time.time())
+    chain = chain_of_two(folder / "chain")
     job = Submission("new-1", "new", str(folder / "nowhere"), 0, "running", "", 2e9, None, None, "")
     cluster: Any = OneJob()
     cluster.all = lambda: [
@@ -281,6 +293,15 @@ def test_a_job_without_a_status_says_what_it_does(
     cluster.all = list
     assert command("list").out == "no jobs yet; `orchestrator submit JOB` adds one\n"
     assert checks in command("status", "new").out
+    for changes, says in (
+        ({"state": "wrong input", "ended": 2e9, "message": "train.steps is 9"}, "train.steps is 9"),
+        ({}, checks),
+    ):
+        again = dataclasses.replace(job, run_dir=before.uri, **changes)
+        cluster.find = lambda name, again=again: again
+        first, second, third, *_ = command("status", "new").out.splitlines()
+        assert first == f"new-1: {again.state}, run directory {before.uri}"
+        assert (second, third.split(",")[0]) == (says, "before: stopped")
 
 
 @pytest.mark.parametrize("words", ["status", "stop", "logs", "attach"])

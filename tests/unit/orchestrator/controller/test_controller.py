@@ -474,7 +474,7 @@ def test_no_room_is_waited_for_and_then_given_up(runs: Runs) -> None:
     runs.capacity = lambda: 0
     summary = runs.controller(runs.job(limits={"wait": 0.2})).drive()
     assert summary["state"] == "failed"
-    assert "for 1 workers and there is room for 0" in summary["reason"]
+    assert "for 1 worker and there is room for 0" in summary["reason"]
     assert runs.phases() == ["prepare", "wait", "failed"]
     assert (summary["attempts"], summary["step"], summary["commit"]) == (0, 0, None)
 

@@ -99,11 +99,11 @@ def test_a_gang_leaves_room_for_the_least_of_them() -> None:
     assert state.layout == Layout(dp=1)
     state, action = decide(policy(), first, see(1, ranks=()))
     assert action.do == "wait"
-    assert action.reason == "room for 1 workers, and the smallest gang has 1 and 1 rollout worker"
+    assert action.reason == "room for 1 worker, and the smallest gang has 1 and 1 rollout worker"
     late = dataclasses.replace(first, since=NOW - 601)
     state, action = decide(policy(), late, see(1, ranks=()))
     assert state.outcome == Outcome.FAILED
-    assert "waited 601 s for 1 workers and 1 rollout worker and there is room for 1" in state.reason
+    assert "waited 601 s for 1 worker and 1 rollout worker and there is room for 1" in state.reason
 
 
 def test_a_lost_one_is_no_fault_but_many_without_a_step_are() -> None:

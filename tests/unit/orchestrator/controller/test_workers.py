@@ -55,7 +55,14 @@ def workers(room: FakeGang, folder: Path, spares: int, generating: int) -> Worke
             "resources": {"workers": {"min": 1, "max": 4}, "spares": spares},
         }
     )
-    return Workers(cluster, RunDir(str(folder)), demand_of(job), job.checkpoint, generating=generating)
+    return Workers(
+        cluster,
+        RunDir(str(folder)),
+        demand_of(job),
+        job.checkpoint,
+        model=job.workload.model,
+        generating=generating,
+    )
 
 
 def test_workers_and_spares_leave_room_for_rollout_workers(tmp_path: Path) -> None:

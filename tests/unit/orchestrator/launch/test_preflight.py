@@ -328,7 +328,7 @@ print("torch" in sys.modules)
     assert "b.txt" in told[0]
     assert "gpt-tny" in told[1]
     wrong = job(str(text)) | {"resources": {"workers": {"min": 90, "max": 90}}}
-    with pytest.raises(InputError, match="no legal layout uses 90 to 90 workers"):
+    with pytest.raises(InputError, match="no legal layout uses 90 workers"):
         JobChecks(parse(wrong)).without_model()
 
 

@@ -454,5 +454,5 @@ def test_as_many_workers_are_used_as_the_job_wants_at_least() -> None:
     assert plan(demand_of(all_four), TINY, 4, ROOMY).chosen.layout.world == 4
     assert plan(demand_of(all_four), TINY, 3, ROOMY).chosen.layout.world == 3
     whole = dataclasses.replace(TINY, no_model_split="it is whole")
-    with pytest.raises(InputError, match="no legal layout uses 4 to 4 workers; the widest is dp3"):
+    with pytest.raises(InputError, match="no legal layout uses 4 workers; the widest is dp3"):
         plan(demand_of(all_four), whole, 4, ROOMY)

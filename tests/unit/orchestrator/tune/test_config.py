@@ -63,6 +63,7 @@ def test_a_whole_search_is_accepted_and_written_out_again() -> None:
         ({LR: {"uniform": [1, 2], "choice": [1]}}, {}, "gives choice and uniform; give exactly one"),
         ({LR: {}}, {}, "gives nothing; give exactly one"),
         ({LR: {"uniforn": [1, 2]}}, {}, "unknown key; did you mean 'uniform'?"),
+        ({LR: {"min": 1}}, {}, "lr.min: unknown key; known keys: grid, choice, uniform, loguniform, integer"),
         ({}, {}, "should have at least 1 item"),
         (None, {"sampler": "grid", "trials": None}, "sampler grid needs listed values, and train.optimizer.lr"),
         ({LR: {"grid": [1, 2]}}, {}, "is a grid, but sampler is random; write choice"),

@@ -36,7 +36,7 @@ def test_the_standard_and_the_special_tokens_suffice(name, vocabulary, make):
 
 def test_an_unknown_name_lists_the_known_ones(vocabulary):
     with pytest.raises(WorkloadError, match="masked_lm, whole_word_masking"):
-        build("masked", vocabulary=vocabulary, sequence_length=64, seed=0)
+        build("nothing", vocabulary=vocabulary, sequence_length=64, seed=0)
     with pytest.raises(WorkloadError, match="there is no objective"):
         special_tokens("masked")
 
@@ -49,7 +49,7 @@ def test_an_unknown_name_lists_the_known_ones(vocabulary):
         ("sft", "did you mean conversation?"),
         ("ppo", "grpo and reinforce learn from answers that the model generates"),
         ("RLOO", "did you mean reinforce?"),
-        ("contrastive", "the model has its own: workload.model ext:clip;"),
+        ("contrastive", "the model has its own: set workload.model to ext:clip"),
         ("nothing like it", "there is no objective 'nothing like it'; choose"),
     ],
 )

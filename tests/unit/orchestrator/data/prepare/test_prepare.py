@@ -4,7 +4,9 @@ earlier format gets again."""
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+import pickle
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +17,12 @@ import pytest
 from orchestrator.config.errors import InputError
 from orchestrator.data import sources
 from orchestrator.data.config import DataSpec
+from orchestrator.data.encoding import tokenizer
 from orchestrator.data.encoding.training import train_bytes
 from orchestrator.data.prepare import part_tasks
 from orchestrator.data.prepare.fingerprint import chosen_tokenizer, fingerprint
 from orchestrator.data.prepare.prepare import prepare
+from orchestrator.data.prepare.record_kind import kind_of
 from orchestrator.data.prepare.records import RecordKind
 from orchestrator.data.store.tokens import Tokens
 from workloads.record_format import unpack
@@ -51,6 +55,34 @@ def data(tmp_path: Path) -> DataSpec:
         tokenizer=str(tmp_path / "tokenizer.json"),
         sequence_length=8,
     )
+
+
+@pytest.mark.usefixtures("here")
+def test_another_process_may_read_the_tokenizer(
+    data: DataSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A controller leaves it to one that has transformers imported: all of it travels there and back."""
+    read: list[bool] = []
+    load, elsewhere = tokenizer.load, [False]
+
+    def counted(*arguments: Any) -> Any:
+        read.append(elsewhere[0])
+        return load(*arguments)
+
+    def call(function: Callable[..., Any], *arguments: Any) -> Any:
+        sent, given = pickle.loads(pickle.dumps((function, arguments)))
+        elsewhere[0] = True
+        answer = sent(*given)
+        elsewhere[0] = False
+        return pickle.loads(pickle.dumps(answer))
+
+    monkeypatch.setattr(tokenizer, "load", counted)
+    asked = partial(kind_of, data, KIND.objective)
+    uri = prepare(data, (), str(tmp_path / "cache"), kind_of=asked, call=call)
+    assert read
+    assert all(read)
+    assert labels_of(uri) == [1, 0, 0]
+    assert prepare(data, (), str(tmp_path / "cache"), kind_of=asked) == uri
 
 
 def labels_of(uri: str) -> list[int]:

@@ -89,7 +89,7 @@ def run_dir(tmp_path: Path) -> RunDir:
             "start",
             2,
             60,
-            "1 workers in fp32 from the commit at step 60",
+            "1 worker in fp32 from the commit at step 60",
             layout_before=str(two),
             layout_after=str(one),
         ),

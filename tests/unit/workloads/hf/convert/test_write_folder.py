@@ -15,7 +15,8 @@ from workloads.hf.check.parity_table import CASES, VOCABULARY, Case, random_stat
 from workloads.hf.convert.folder import describe_folder
 from workloads.hf.convert.load_weights import pretrained
 from workloads.hf.convert.write_folder import check_export, export, structure
-from workloads.hf.files.weight_files import INDEX, Weights, write
+from workloads.hf.files.weight_files import Weights, write
+from workloads.hf.files.weight_names import INDEX
 from workloads.hf.tables.convert import to_hf
 from workloads.hf.tables.families import FAMILIES, family_of
 from workloads.load import load

@@ -14,7 +14,7 @@ import transformers
 
 from workloads.errors import WorkloadError
 from workloads.hf.convert.folder import describe_folder
-from workloads.hf.files.weight_files import check_none_unread
+from workloads.hf.files.weight_names import check_none_unread
 from workloads.inference import with_weights
 from workloads.load import load
 from workloads.workload import Vocabulary

@@ -12,7 +12,8 @@ import transformers
 from safetensors.torch import load_file, save_file
 
 from workloads.errors import WorkloadError
-from workloads.hf.files.weight_files import INDEX, SINGLE, Weights, check_none_unread, has_weights
+from workloads.hf.files.weight_files import Weights
+from workloads.hf.files.weight_names import INDEX, SINGLE, check_none_unread, has_weights
 from workloads.load import load
 from workloads.workload import Vocabulary
 
