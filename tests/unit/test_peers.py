@@ -1,0 +1,68 @@
+"""The page of other projects' suites: its numbers are those of the tests, and it is up to date."""
+
+from __future__ import annotations
+
+import importlib.util
+import math
+from types import ModuleType
+
+import differences
+import peers
+import pytest
+from differences import ROOT
+
+from orchestrator.launch import doctor
+
+
+def test_the_page_is_what_the_tables_say() -> None:
+    """`python tests/peers.py` writes it."""
+    assert peers.PAGE.read_text() == peers.page()
+
+
+def test_every_named_test_is_there() -> None:
+    assert differences.missing([test for suite in peers.SUITES.values() for test in suite.tests]) == []
+
+
+def loaded(path: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location("peer", ROOT / "tests" / path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def cases_of(test: str) -> int:
+    """How many cases a test has by its parameters."""
+    path, _, name = test.partition("::")
+    marks = getattr(getattr(loaded(path), name), "pytestmark", [])
+    return math.prod(len(list(mark.args[1])) for mark in marks if mark.name == "parametrize")
+
+
+@pytest.mark.parametrize("name", [name for name, suite in peers.SUITES.items() if not suite.commit])
+def test_a_suite_has_as_many_cases_as_its_tests(name: str) -> None:
+    """Those of a checkout count their cases themselves."""
+    suite = peers.SUITES[name]
+    assert sum(map(cases_of, suite.tests)) == suite.cases
+
+
+def test_templates_that_write_less_are_counted() -> None:
+    answers = loaded(peers.ANSWERS)
+    refused = {
+        (name, kind) for name in answers.PUBLIC for kind, talk in answers.TALKS.items() if answers.why_refused(name, talk)
+    }
+    assert len(refused) == peers.SUITES["templates"].differ
+    trained = [name for name in answers.PUBLIC if (answers.FOLDER / f"{name}_training.jinja").exists()]
+    unlike = {
+        (name, kind)
+        for name in trained
+        for kind in answers.TALKS
+        if {(name, kind), (name, "*")} & answers.UNLIKE.keys() or (name, kind) in refused
+    }
+    assert len(unlike) == peers.SUITES["training-templates"].differ
+
+
+def test_what_is_broken_within_the_bounds_is_told_by_the_doctor() -> None:
+    """Versions outside of them are told as such."""
+    known = [dict(each.versions) for each in doctor.KNOWN]
+    assert [dict(row.versions) for row in peers.BROKEN if row.versions.keys() - {"torch", "ray"}] == known
