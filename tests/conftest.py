@@ -44,7 +44,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     """Where files of other projects are; this project does not ship them."""
     shared = Path(__file__).parents[2] / "shared"
     parser.addoption("--kuberay-crds", type=Path, default=shared / "kuberay", help="folder of ray.io_*.yaml")
-    parser.addoption("--peers", type=Path, default=shared / "peers", help="folder of checkouts of other projects")
+    parser.addoption(
+        "--peers", type=Path, default=shared / "peers", help="folder of checkouts of other projects"
+    )
 
 
 @pytest.fixture

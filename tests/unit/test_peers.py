@@ -39,9 +39,9 @@ def cases_of(test: str) -> int:
     return math.prod(len(list(mark.args[1])) for mark in marks if mark.name == "parametrize")
 
 
-@pytest.mark.parametrize("name", [name for name, suite in peers.SUITES.items() if not suite.commit])
+@pytest.mark.parametrize("name", [name for name, suite in peers.SUITES.items() if not suite.counts])
 def test_a_suite_has_as_many_cases_as_its_tests(name: str) -> None:
-    """Those of a checkout count their cases themselves."""
+    """The others count their cases themselves."""
     suite = peers.SUITES[name]
     assert sum(map(cases_of, suite.tests)) == suite.cases
 
@@ -49,7 +49,10 @@ def test_a_suite_has_as_many_cases_as_its_tests(name: str) -> None:
 def test_templates_that_write_less_are_counted() -> None:
     answers = loaded(peers.ANSWERS)
     refused = {
-        (name, kind) for name in answers.PUBLIC for kind, talk in answers.TALKS.items() if answers.why_refused(name, talk)
+        (name, kind)
+        for name in answers.PUBLIC
+        for kind, talk in answers.TALKS.items()
+        if answers.why_refused(name, talk)
     }
     assert len(refused) == peers.SUITES["templates"].differ
     trained = [name for name in answers.PUBLIC if (answers.FOLDER / f"{name}_training.jinja").exists()]

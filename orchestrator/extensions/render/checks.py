@@ -155,7 +155,11 @@ def secrets_are_references(manifest: Manifest) -> Iterator[str]:
         for container in template["spec"]["containers"]:
             for variable in container.get("env", []):
                 value = variable.get("value")
-                if value is not None and SECRET_NAME.search(variable["name"]) and not SWITCH.fullmatch(str(value)):
+                if (
+                    value is not None
+                    and SECRET_NAME.search(variable["name"])
+                    and not SWITCH.fullmatch(str(value))
+                ):
                     yield f"{where}: {variable['name']} carries its value; refer to a Secret by valueFrom"
     redis = _cluster(manifest).get("gcsFaultToleranceOptions", {}).get("redisPassword", {})
     if "value" in redis:

@@ -206,7 +206,9 @@ HEIGHTS = 4096
 
 def shares_here(logits: Tensor, monkeypatch: pytest.MonkeyPatch, **options: Any) -> Tensor:
     """Share of each token, exactly: what is drawn at every one of HEIGHTS equal steps from 0 to 1."""
-    monkeypatch.setattr("workloads.model.generate.uniform", lambda seed, prompt, number: (number + 0.5) / HEIGHTS)
+    monkeypatch.setattr(
+        "workloads.model.generate.uniform", lambda seed, prompt, number: (number + 0.5) / HEIGHTS
+    )
     drawn = choose(logits.expand(HEIGHTS, -1), Sampling(**options), range(HEIGHTS))
     return drawn.bincount(minlength=len(logits)) / HEIGHTS
 

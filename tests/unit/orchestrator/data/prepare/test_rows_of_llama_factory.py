@@ -32,7 +32,10 @@ ROLES = {"human": "user", "gpt": "assistant", "observation": "tool", "system": "
 def encoder() -> Tokenizer:
     letters = sorted(pre_tokenizers.ByteLevel.alphabet())
     found = Tokenizer(models.BPE({letter: number for number, letter in enumerate(letters)}, []))
-    found.pre_tokenizer, found.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
+    found.pre_tokenizer, found.decoder = (
+        pre_tokenizers.ByteLevel(add_prefix_space=False),
+        decoders.ByteLevel(),
+    )
     return found
 
 

@@ -30,5 +30,7 @@ def test_rows_are_those_that_pyarrow_reads(name: str) -> None:
     wanted = (parquet if path.suffix == ".parquet" else feather).read_table(path).to_pylist()
     columns = {f"c{number}": column for number, column in enumerate(wanted[0])}
     files = sources.resolve([Source(uri=str(path), field=columns)])
-    found = [row.values for part in sources.cut(files, 10**9) for span in part for row in rows(span, Rejected(), 7)]
+    found = [
+        row.values for part in sources.cut(files, 10**9) for span in part for row in rows(span, Rejected(), 7)
+    ]
     assert found == wanted
