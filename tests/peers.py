@@ -121,10 +121,10 @@ SUITES: Mapping[str, Suite] = {
     ),
     "task-files": Suite(
         "lm-eval",
-        "Every tenth of its 13,986 task files, included in the same way: whether the file is taken before a run starts.",
+        "Every tenth of its 13,986 task files, included in the same way: whether a run would take the file.",
         TASK_FILES + sum(REFUSED_TASK_FILES.values()),
-        "Refused are 87 groups and templates without a task, 86 metrics that `evaluate` would load from a hub or that the "
-        "kind of task has not, 6 with beams or other settings of generation, and 2 Python classes.",
+        "Refused are 87 groups and templates without a task, 86 metrics that `evaluate` would load from a hub or that "
+        "the kind of task has not, 6 with beams or other settings of generation, and 2 Python classes.",
         (f"{TASKS}::test_nearly_every_task_file_may_be_included",),
         differ=sum(REFUSED_TASK_FILES.values()),
         counts=True,
@@ -147,7 +147,7 @@ SUITES: Mapping[str, Suite] = {
     "shares": Suite(
         "transformers",
         "Its samplers at 48 combinations of temperature, top_k and top_p: the share of each token within 1/4096.",
-        1,
+        48,
         "Ties: it keeps all tokens as probable as the k-th, and this project k. A row of the differences.",
         (f"{GENERATE}::test_shares_of_tokens_are_those_of_transformers",),
     ),

@@ -226,13 +226,17 @@ def shares_there(logits: Tensor, temperature: float, top_k: int, top_p: float) -
 
 
 @pytest.mark.contract
-def test_shares_of_tokens_are_those_of_transformers(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("temperature", "top_k", "top_p"),
+    [*itertools.product((0.3, 1.0, 1.7), (0, 1, 5, 40), (0.05, 0.5, 0.9, 1.0))],
+)
+def test_shares_of_tokens_are_those_of_transformers(
+    temperature: float, top_k: int, top_p: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
     torch.manual_seed(4)
-    for temperature, top_k, top_p in itertools.product((0.3, 1.0, 1.7), (0, 1, 5, 40), (0.05, 0.5, 0.9, 1.0)):
-        logits = torch.randn(30) * 3
-        found = shares_here(logits, monkeypatch, temperature=temperature, top_k=top_k, top_p=top_p)
-        wanted = shares_there(logits, temperature, top_k, top_p)
-        assert (found - wanted).abs().max() <= 1.01 / HEIGHTS, (temperature, top_k, top_p)
+    logits = torch.randn(30) * 3
+    found = shares_here(logits, monkeypatch, temperature=temperature, top_k=top_k, top_p=top_p)
+    assert (found - shares_there(logits, temperature, top_k, top_p)).abs().max() <= 1.01 / HEIGHTS
 
 
 def test_top_k_keeps_k_tokens_though_more_are_as_probable(monkeypatch: pytest.MonkeyPatch) -> None:
