@@ -218,7 +218,22 @@ class Broken:
         )
 
 
-BROKEN: tuple[Broken, ...] = ()
+BROKEN: tuple[Broken, ...] = (
+    Broken(
+        {"transformers": "<5.4"},
+        "Configurations are no dataclasses, so no pretrained folder is read. With 5.0.0, Gemma 2 and gpt-oss's class "
+        "for sequences compute other logits than 5.23.0.",
+        "The lower bound is 5.4.",
+        "with_transformers|equals_transformers|transformers_loads|of_trl|of_peft|settings_of_a_folder",
+    ),
+    Broken(
+        {"pydantic": "<2.12.2"},
+        "A validator is given a field that its model does not have yet, so no job file is read. 2.12.1 cannot be "
+        "installed: its core was withdrawn.",
+        "The lower bound is 2.12.2.",
+        ".",
+    ),
+)
 
 
 @dataclass(frozen=True)
@@ -248,7 +263,24 @@ SHOWN = (
 )
 """The libraries whose versions the page has."""
 
-SEEN: Mapping[str, Seen] = {}
+SEEN: Mapping[str, Seen] = {
+    "oldest, by earlier bounds": Seen(
+        {
+            "transformers": "5.0.0",
+            "torch": "2.13.0",
+            "ray": "2.60.0",
+            "mlflow": "3.17.0",
+            "peft": "0.21.0",
+            "trl": "1.16.0",
+            "deepspeed": "0.18.0",
+            "lm-eval": "0.4.13",
+            "optuna": "5.0.0",
+            "tokenizers": "0.22.1",
+            "pydantic": "2.12.0",
+        },
+        "204 pass, 65 fail",
+    ),
+}
 """By the name of the set, see `tests/bench/contract_by_releases.py`."""
 
 HEADER = """\

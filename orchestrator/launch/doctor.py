@@ -16,7 +16,7 @@ from packaging.specifiers import SpecifierSet
 
 from cluster.workers.machine import host_memory
 
-PACKAGES = ("torch", "ray", "transformers", "deepspeed", "mlflow", "fsspec", "s3fs", "tokenizers")
+PACKAGES = ("torch", "ray", "transformers", "deepspeed", "mlflow", "fsspec", "s3fs", "tokenizers", "pydantic")
 PROJECT = "training-orchestrator"
 """The name under which this project is installed."""
 LEAST_MEMORY = 6 * 2**30
