@@ -250,16 +250,8 @@ class Seen:
 
 
 SHOWN = (
-    "transformers",
-    "torch",
-    "ray",
-    "mlflow",
-    "peft",
-    "trl",
-    "deepspeed",
-    "lm-eval",
-    "optuna",
-    "tokenizers",
+    *("transformers", "torch", "ray", "mlflow", "peft", "trl", "deepspeed", "lm-eval", "optuna", "tokenizers"),
+    "pydantic",
 )
 """The libraries whose versions the page has."""
 
