@@ -133,8 +133,9 @@ docs: install ## the documentation site, into build/docs; needs no network
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
 	@echo "the site is in build/docs: open build/docs/index.html"
 
-test-releases: install ## quantised exports, read by older and newer releases of transformers, compressed-tensors and onnxruntime
+test-releases: install ## quantised exports and the contract tests by older and newer releases of libraries: half an hour; torch with CUDA
 	$(BIN)/python tests/bench/read_by_releases.py build/releases
+	$(BIN)/python tests/bench/contract_by_releases.py build/releases
 
 findings: ## what public software does that good guesses miss: run each script of findings/, up to an hour
 	@failed=0; for script in findings/*.sh; do \

@@ -4,6 +4,7 @@ import gc
 import os
 import signal
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -40,9 +41,25 @@ def pytest_collection_finish() -> None:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Where KubeRay's CRD files are; the project does not ship them."""
-    beside = Path(__file__).parents[2] / "shared" / "kuberay"
-    parser.addoption("--kuberay-crds", type=Path, default=beside, help="folder of ray.io_*.yaml")
+    """Where files of other projects are; this project does not ship them."""
+    shared = Path(__file__).parents[2] / "shared"
+    parser.addoption("--kuberay-crds", type=Path, default=shared / "kuberay", help="folder of ray.io_*.yaml")
+    parser.addoption(
+        "--peers", type=Path, default=shared / "peers", help="folder of checkouts of other projects"
+    )
+
+
+@pytest.fixture
+def checkout(pytestconfig: pytest.Config) -> Callable[[str], Path]:
+    """A function that returns the checkout of a project by the name of its repository; it skips where it is absent."""
+
+    def find(name: str) -> Path:
+        folder: Path = pytestconfig.getoption("--peers") / name
+        if not folder.is_dir():
+            pytest.skip(f"{folder} is not there; give the folder of the checkout with --peers")
+        return folder
+
+    return find
 
 
 class ByFile(LoadFileScheduling):

@@ -382,6 +382,13 @@ TOPICS: dict[str, tuple[Difference, ...]] = {
     "Batches and evaluation": (
         Difference(
             "transformers",
+            "`top_k` also keeps the tokens that are exactly as probable as the k-th.",
+            "transformers/generation/logits_process.py, TopKLogitsWarper",
+            "k tokens are kept.",
+            ("unit/workloads/model/test_generate.py::test_top_k_keeps_k_tokens_though_more_are_as_probable",),
+        ),
+        Difference(
+            "transformers",
             "`Trainer.evaluate` takes the mean of a batch's tokens for each row of it, so that the batch size "
             "changes the loss.",
             "transformers/trainer.py, evaluation_loop",
@@ -540,7 +547,7 @@ TOPICS: dict[str, tuple[Difference, ...]] = {
         ),
         Difference(
             "trl",
-            "22 of 41 shipped chat templates write no thoughts; gpt-oss's writes the first of two calls.",
+            "24 of 41 shipped chat templates write no thoughts; gpt-oss's writes the first of two calls.",
             "trl/chat_templates",
             "A row of which the template leaves something out is refused or counted.",
             (

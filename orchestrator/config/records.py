@@ -52,7 +52,7 @@ COLUMNS: Mapping[str, Columns] = {
     "seq2seq": Columns(("source", "target")),
     "conversation": Columns(("messages",), ("tools",), ("prompt", "completion")),
     **dict.fromkeys(COMPARED, Columns(("chosen", "rejected"), (PROMPT, "tools"))),
-    "kto": Columns(("prompt", "completion", "label"), ("tools",)),
+    "kto": Columns(("prompt", "completion", "label"), ("tools",), ("messages", "label")),
     **dict.fromkeys(REWARDED, Columns((PROMPT,), ("tools",), others=True)),
 }
 """The columns of each objective, by its name. Objectives that are missing here read text."""
@@ -106,7 +106,8 @@ def problem_of(objective: str, field: object) -> str:
         return f"says not what {objective} reads; give {{{PROMPT}: <column>, {named[1:]}, {alone}"
     if not isinstance(field, dict):
         return f"says not what {objective} reads; give {named}"
-    needed = columns.instead if {*columns.instead} & field.keys() else columns.needed
+    is_instead = ({*columns.instead} - {*columns.needed}) & field.keys()
+    needed = columns.instead if is_instead else columns.needed
     if missing := [name for name in needed if name not in field]:
         return f"lacks {', '.join(missing)}, which {objective} reads; give {named}"
     unknown = [name for name in field if name not in (*needed, *columns.optional)]

@@ -207,11 +207,21 @@ def _loaded(task: TaskFile, cache: str) -> Any:
         loaded.set_config(key="num_fewshot", value=0)
     loaded.set_fewshot_seed(seed=0)
     aggregation = loaded.aggregation()
-    aggregation.update(
-        {name: _aggregate(AGGREGATED[name]) for name in aggregation.keys() & AGGREGATED.keys()}
-    )
+    aggregation.update({name: _aggregate(AGGREGATED[name]) for name in _of_pairs(loaded)})
     _checked_call(lambda: _check_examples(loaded, where), where)
     return loaded
+
+
+def _of_pairs(loaded: Any) -> set[str]:
+    """Return the metrics of a task that are computed from references and predictions here.
+
+    A task with process_results, or with a function as a metric, computes its own numbers, whatever their names.
+    """
+    config = loaded.config
+    listed = (
+        [] if config.process_results is not None else [entry["metric"] for entry in config.metric_list or ()]
+    )
+    return {metric for metric in listed if isinstance(metric, str)} & AGGREGATED.keys()
 
 
 def _add_metrics() -> None:

@@ -7,17 +7,57 @@ import os
 import shutil
 import socket
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
+
 from cluster.workers.machine import host_memory
 
-PACKAGES = ("torch", "ray", "transformers", "deepspeed", "mlflow", "fsspec", "s3fs", "tokenizers")
+PACKAGES = ("torch", "ray", "transformers", "deepspeed", "mlflow", "fsspec", "s3fs", "tokenizers", "pydantic")
+PROJECT = "training-orchestrator"
+"""The name under which this project is installed."""
 LEAST_MEMORY = 6 * 2**30
 """Bytes of memory below which a warning is given."""
 LEAST_DISK = 5 * 2**30
 """Bytes of free disk below which a warning is given."""
+
+
+@dataclass(frozen=True)
+class Known:
+    """Versions of libraries that are known to behave differently together.
+
+    Attributes:
+        versions: the versions of each library, as a specifier such as <5.3. All must apply.
+        does: what is different.
+        hint: what to do.
+    """
+
+    versions: Mapping[str, str]
+    does: str
+    hint: str
+
+    @property
+    def libraries(self) -> str:
+        """The libraries with their versions, in one line."""
+        return " with ".join(f"{name}{versions}" for name, versions in self.versions.items())
+
+    def is_here(self) -> bool:
+        """Return whether these versions are installed."""
+        try:
+            installed = {name: importlib.metadata.version(name) for name in self.versions}
+        except importlib.metadata.PackageNotFoundError:
+            return False
+        return all(
+            SpecifierSet(versions).contains(installed[name], prereleases=True)
+            for name, versions in self.versions.items()
+        )
+
+
+KNOWN: tuple[Known, ...] = ()
+"""What `make test-releases` has found, see docs/peers.md."""
 
 
 @dataclass(frozen=True)
@@ -62,11 +102,30 @@ def _python() -> Iterator[Finding]:
 
 
 def _packages() -> Iterator[Finding]:
+    allowed = _allowed()
     for name in PACKAGES:
         try:
-            yield Finding("ok", name, importlib.metadata.version(name))
+            version = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:
             yield Finding("missing", name, "not installed", "run make install")
+            continue
+        bounds = allowed.get(name, SpecifierSet())
+        fits = bounds.contains(version, prereleases=True)
+        hint = "" if fits else f"this project is tested with {name}{bounds}: run make install"
+        yield Finding("ok" if fits else "warning", name, version, hint)
+    for known in KNOWN:
+        if known.is_here():
+            yield Finding("warning", known.libraries, known.does, known.hint)
+
+
+def _allowed() -> dict[str, SpecifierSet]:
+    """Return the versions that this project allows, by the name of each library; empty if it is not installed."""
+    try:
+        lines = importlib.metadata.requires(PROJECT) or ()
+    except importlib.metadata.PackageNotFoundError:
+        return {}
+    needs = [requirement for requirement in map(Requirement, lines) if requirement.marker is None]
+    return {need.name: need.specifier for need in needs}
 
 
 def _machine() -> Iterator[Finding]:

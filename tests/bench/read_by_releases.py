@@ -11,7 +11,6 @@ export, and exits with 1 if one disagrees. uv makes the environments; with a fol
 from __future__ import annotations
 
 import json
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -22,6 +21,7 @@ from typing import Any
 import numpy as np
 import paths  # noqa: F401
 import torch
+from environments import made_by_uv
 from traced_cases import vocabulary_of
 
 from orchestrator.export.quantised import schemes_by_name
@@ -98,17 +98,7 @@ def write(folder: Path, form: str, scheme: Scheme, tokens: np.ndarray) -> None:
 def environment(folder: Path, packages: list[str]) -> str:
     """Return the Python of an environment with these packages, made if it is not there."""
     path = folder / "-".join(each.replace("==", "-") for each in packages)
-    python = path / "bin" / "python"
-    if not (path / "made").exists():
-        shutil.rmtree(path, ignore_errors=True)
-        uv = [str(Path(sys.executable).with_name("uv"))]
-        subprocess.run(
-            [*uv, "venv", "--quiet", "--python", sys.executable, str(path)], check=True, timeout=120
-        )
-        install = [*uv, "pip", "install", "--quiet", "--python", str(python), "numpy", *packages]
-        subprocess.run(install, check=True, timeout=1800)
-        (path / "made").touch()
-    return str(python)
+    return made_by_uv(path, ["numpy", *packages])
 
 
 def main(kept: str | None) -> int:

@@ -163,6 +163,7 @@ def test_snapshots_in_the_memory_of_other_nodes_lose_no_step(
     assert [p.name for p in (run / "checkpoints").glob("step-*")] == ["step-00000012"]
 
 
+@pytest.mark.contract
 def test_a_lost_node_makes_the_gang_smaller(cluster: Cluster, quiet: Path, tmp_path: Path) -> None:
     """In a step that lasts: a rank that were frozen would be noticed before a busy machine has removed its node.
 
@@ -228,6 +229,7 @@ def test_a_stop_while_the_controller_starts_is_heard(cluster: Cluster, tmp_path:
     assert not list(run.glob("checkpoints/*/manifest.json"))
 
 
+@pytest.mark.contract
 def test_the_driver_may_die_and_another_attaches_and_then_the_controller_may_die(
     cluster: Cluster, quiet: Path, tmp_path: Path
 ) -> None:

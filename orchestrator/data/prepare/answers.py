@@ -149,7 +149,7 @@ class Answers:
     def _as_template_reads(self, messages: Any, tools: list[Any] | None) -> list[Message]:
         """Return the messages in the form that the template reads. Raises a one-line ValueError."""
         template = self._writer(tools)
-        checked_messages = checked(messages)
+        checked_messages = checked(messages, self.data_format)
         if self.data_format < 5:
             return list(messages)
         check_answers(checked_messages)
@@ -231,7 +231,7 @@ class Answers:
     def _given_prompt(self, messages: list[Any], tools: list[Any] | None) -> list[Message]:
         """Like `_as_template_reads`, for messages without an answer at their end."""
         template = self._writer(tools)
-        return template.calls_as_read(template.as_read(checked(messages)))
+        return template.calls_as_read(template.as_read(checked(messages, self.data_format)))
 
     def to_turn(self, prompt: Any, answer: Any, tools: Any = None) -> list[np.ndarray]:
         """Return a conversation from two columns as marked tokens, in which the answer is predicted.

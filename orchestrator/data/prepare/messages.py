@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from orchestrator.data.sources.repair import is_unicode
+from orchestrator.data.store.manifest import RECORDS_FORMAT
 
 ROLES = ("system", "user", "assistant", "tool", "developer")
 REASONED = ("reasoning_content", "thinking", "reasoning")
@@ -18,15 +19,24 @@ THOUGHT, THOUGHT_ENDS = "<think>", "</think>"
 """The tags that most models put around reasoning in the content."""
 SPEAKERS = {"human": "user", "gpt": "assistant", "function_response": "tool", "observation": "tool"}
 """The roles behind the speaker names of ShareGPT messages ({from, value})."""
+CALLER = "function_call"
+"""The ShareGPT speaker whose text is the JSON of a tool call, or of a list of them. Read from data format 7 on."""
 
 Message = dict[str, Any]
 
 
-def checked(messages: Any) -> list[Message]:
-    """Return the messages in their checked form. Raises a one-line ValueError if they are not a text conversation."""
+def checked(messages: Any, data_format: int = RECORDS_FORMAT) -> list[Message]:
+    """Return the messages in their checked form.
+
+    Args:
+        messages: the value of a row.
+        data_format: format of the prepared data.
+
+    Raises a one-line ValueError if they are not a text conversation.
+    """
     if not isinstance(messages, list) or not messages:
         raise ValueError("its messages are not a list of messages")
-    return [_message(message, number) for number, message in enumerate(messages, 1)]
+    return [_message(message, number, data_format > 6) for number, message in enumerate(messages, 1)]
 
 
 def check_answers(messages: list[Message]) -> None:
@@ -180,8 +190,8 @@ def without_nulls(value: Any) -> Any:
     return [without_nulls(item) for item in value] if isinstance(value, list) else value
 
 
-def _message(value: Any, number: int) -> Message:
-    message = _with_role(_non_null(value))
+def _message(value: Any, number: int, has_callers: bool) -> Message:
+    message = _with_role(_non_null(value), has_callers)
     content = message.get("content")
     calls = message.pop("tool_calls", None)
     if isinstance(content, list):
@@ -200,12 +210,16 @@ def _message(value: Any, number: int) -> Message:
     return message
 
 
-def _with_role(message: Message) -> Message:
-    """Return the message with `role` and `content`. ShareGPT messages name these `from` and `value`."""
+def _with_role(message: Message, has_callers: bool) -> Message:
+    """Return the message with `role` and `content` or `tool_calls`. ShareGPT messages name these `from` and `value`."""
     if "role" in message or not {"from", "value"} <= message.keys():
         return message
     spoken = {key: value for key, value in message.items() if key not in ("from", "value")}
     role = message["from"]
+    if role == CALLER and has_callers:
+        value = message["value"]
+        calls = _parsed_or_text(value) if isinstance(value, str) else value
+        return {"role": "assistant", "tool_calls": calls if isinstance(calls, list) else [calls], **spoken}
     return {
         "role": SPEAKERS.get(role, role) if isinstance(role, str) else role,
         "content": message["value"],

@@ -297,7 +297,13 @@ def _compared(values: Mapping[str, Any], answers: Answers) -> list[Encoded]:
 def _judged(values: Mapping[str, Any], answers: Answers) -> list[Encoded]:
     if not isinstance(values["label"], bool):
         raise WrongRow(f"its label {values['label']!r} is not true or false")
-    words = answers.after(values["prompt"], values["completion"], "completion", values.get("tools"))
+    prompt, completion = values.get("prompt"), values.get("completion")
+    if "messages" in values:  # the last one is judged
+        messages = values["messages"]
+        if not isinstance(messages, list) or len(messages) < 2:
+            raise ValueError("its messages are not a list of a prompt and an answer")
+        prompt, completion = messages[:-1], messages[-1]
+    words = answers.after(prompt, completion, "completion", values.get("tools"))
     return [(pack([words, [int(values["label"])]]), unmarked(words))]
 
 

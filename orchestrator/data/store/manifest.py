@@ -20,9 +20,9 @@ from orchestrator.data.store.data_folder import DataFolder
 FORMAT = 6
 """The format of newly prepared text. It also determines how samples are cut and drawn, because a run keeps its data.
 """
-RECORDS_FORMAT = 6
+RECORDS_FORMAT = 7
 """The format of newly prepared records."""
-FORMATS = (1, 2, 3, 4, 5, 6)
+FORMATS = (1, 2, 3, 4, 5, 6, 7)
 """Formats that can be read, and prepared again for runs that began with them.
 
 1: a sample starts every sequence_length tokens, whatever the objective reads; its randomness depends on the epoch.
@@ -32,6 +32,7 @@ of documents are recorded.
 4: as 3, for records only; a token that begins before an answer and ends in it is predicted, and no answer is empty.
 5: as 4; a chat template receives messages in the form that it reads, see `preprocessing.messages`.
 6: text and records. A pretrained folder, a table or a tokenizer is interpreted as its own library interprets it.
+7: as 6, for records only; ShareGPT's speaker function_call calls tools.
 """
 NAME = "manifest.json"
 

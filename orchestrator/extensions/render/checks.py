@@ -11,6 +11,8 @@ Manifest = dict[str, Any]
 
 MAX_NAME_LENGTH = {"RayCluster": 53, "RayJob": 47}
 """Characters in a name; KubeRay's operator adds suffixes to it (MaxRayClusterNameLength, MaxRayJobNameLength)."""
+GENERATED = 5
+"""Characters that a server adds to `generateName`."""
 LABEL = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
 """A DNS label of RFC 1035."""
 NAMESPACE = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?")
@@ -23,6 +25,8 @@ LARGEST = 2**18 - 2**12
 """The largest manifest in bytes. `kubectl apply` also stores it in an annotation, which is limited to 256 KiB."""
 MAX_REPLICAS = 2**31 - 1
 SECRET_NAME = re.compile(r"(?i)token|secret|password|credential|access_?key")
+SWITCH = re.compile(r"(?i)true|false|[01]")
+"""A value that turns something on or off, which is no secret whatever its name."""
 
 
 def check(manifest: Manifest) -> list[str]:
@@ -41,7 +45,10 @@ def manifests_can_be_applied(manifest: Manifest) -> Iterator[str]:
 def names_are_dns_labels(manifest: Manifest) -> Iterator[str]:
     """Check the names of the cluster and its groups, which become names of services and pods."""
     longest = MAX_NAME_LENGTH.get(manifest["kind"], 63)
-    names = {"metadata.name": (manifest["metadata"]["name"], longest)}
+    metadata = manifest["metadata"]
+    prefix = metadata.get("generateName", "")
+    name = metadata.get("name", f"{prefix}{'x' * GENERATED}" if prefix else "")
+    names = {"metadata.name": (name, longest)}
     for i, group in enumerate(_groups(manifest)):
         names[f"workerGroupSpecs[{i}].groupName"] = (group["groupName"], 63)
     for where, (name, maximum) in names.items():
@@ -147,7 +154,12 @@ def secrets_are_references(manifest: Manifest) -> Iterator[str]:
     for where, template in _templates(manifest):
         for container in template["spec"]["containers"]:
             for variable in container.get("env", []):
-                if SECRET_NAME.search(variable["name"]) and "value" in variable:
+                value = variable.get("value")
+                if (
+                    value is not None
+                    and SECRET_NAME.search(variable["name"])
+                    and not SWITCH.fullmatch(str(value))
+                ):
                     yield f"{where}: {variable['name']} carries its value; refer to a Secret by valueFrom"
     redis = _cluster(manifest).get("gcsFaultToleranceOptions", {}).get("redisPassword", {})
     if "value" in redis:

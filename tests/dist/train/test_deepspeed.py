@@ -118,6 +118,7 @@ def references(cases: list[Case]) -> list[Case]:
     return list({r["id"]: r for r in map(reference_of, cases)}.values())
 
 
+@pytest.mark.contract
 @pytest.mark.parametrize("one", QUICK, ids=lambda one: one["id"])
 def test_it_trains_what_one_process_trains(quick: Results, one: Case) -> None:
     check_equal(quick.of(one), quick.of(reference_of(one)))

@@ -134,11 +134,13 @@ def check(
     check_equal(results.of(case), results.of(reference_of(case)))
 
 
+@pytest.mark.contract
 @pytest.mark.parametrize("case", QUICK[2], ids=lambda case: case["id"])
 def test_two_ranks_train_what_one_trains(results: Results, case: dict[str, Any]) -> None:
     check(results, 2, case, QUICK[2], 280)
 
 
+@pytest.mark.contract
 @pytest.mark.parametrize("case", QUICK[4], ids=lambda case: case["id"])
 def test_four_ranks_train_what_one_trains(results: Results, case: dict[str, Any]) -> None:
     check(results, 4, case, QUICK[4], 280)

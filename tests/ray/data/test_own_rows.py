@@ -79,6 +79,7 @@ def numbers(folder: Path) -> list[int]:
     return [n for path in sorted(folder.glob("*.parquet")) for n in pq.read_table(path)["n"].to_pylist()]
 
 
+@pytest.mark.contract
 def test_rows_have_the_order_of_the_dataset_and_the_files_their_names(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from orchestrator.launch import doctor
-from orchestrator.launch.doctor import Finding, examine
+from orchestrator.launch.doctor import Finding, Known, examine
 
 
 def finding(what: str) -> Finding:
@@ -41,6 +41,42 @@ def test_a_missing_package(monkeypatch: pytest.MonkeyPatch) -> None:
     assert finding("no-such-package") == Finding(
         "missing", "no-such-package", "not installed", "run make install"
     )
+
+
+@pytest.mark.parametrize(
+    ("version", "verdict"),
+    [("2.13.0+cpu", "ok"), ("2.13.1", "ok"), ("2.14.0", "warning"), ("2.12.9", "warning")],
+)
+def test_a_version_that_is_not_tested_is_warned_of(
+    monkeypatch: pytest.MonkeyPatch, version: str, verdict: str
+) -> None:
+    monkeypatch.setattr(
+        doctor.importlib.metadata, "requires", lambda name: ["torch<2.14,>=2.13", "x; extra=='y'"]
+    )
+    monkeypatch.setattr(doctor.importlib.metadata, "version", lambda name: version)
+    found = next(found for found in doctor._packages() if found.what == "torch")
+    assert (found.verdict, found.found) == (verdict, version)
+    assert found.hint == (
+        "" if verdict == "ok" else "this project is tested with torch<2.14,>=2.13: run make install"
+    )
+
+
+def test_bounds_are_those_of_this_project(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert {"torch", "ray", "transformers"} <= doctor._allowed().keys()
+    monkeypatch.setattr(doctor, "PROJECT", "no-such-package")
+    assert doctor._allowed() == {}
+
+
+def test_versions_that_are_known_to_differ_are_warned_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    pairs = {"torch": ">=2", "ray": ">=2"}
+    here, elsewhere = (
+        Known(pairs, "they differ", "take others"),
+        Known({**pairs, "ray": "<2"}, "not here", "-"),
+    )
+    absent = Known({"no-such-package": ">=1"}, "not here", "-")
+    monkeypatch.setattr(doctor, "KNOWN", (here, elsewhere, absent))
+    warned = [found for found in examine() if found.what.startswith(("torch>", "no-such"))]
+    assert warned == [Finding("warning", "torch>=2 with ray>=2", "they differ", "take others")]
 
 
 @pytest.mark.parametrize(

@@ -78,6 +78,7 @@ def history(client: Any, run: Any, key: str = "loss") -> list[tuple[int, float]]
     return [(m.step, m.value) for m in client.get_metric_history(run.info.run_id, key)]
 
 
+@pytest.mark.contract
 def test_a_run_arrives_whole(tmp_path: Path, store: str, client: Any) -> None:
     run_dir = new_run(tmp_path / "run")
     run_dir.write_text("job.yaml", "uri: s3://ann:hunter2@b/x\n")
@@ -157,6 +158,7 @@ def test_statistics_of_many_layers_reach_mlflow_in_parts(tmp_path: Path, store: 
     assert not any("norm/" in key for key in again)
 
 
+@pytest.mark.contract
 def test_an_infinity_comes_back_from_mlflow_as_one(tmp_path: Path, store: str, client: Any) -> None:
     """Its store holds the largest float in place of it; a row that was lost and is found again has infinity."""
     run_dir = new_run(tmp_path / "run")
@@ -171,6 +173,7 @@ def test_an_infinity_comes_back_from_mlflow_as_one(tmp_path: Path, store: str, c
     assert [found[0][key] for key in row_of] == [math.inf, -math.inf, pytest.approx(math.nan, nan_ok=True)]
 
 
+@pytest.mark.contract
 def test_evaluations_arrive_with_their_own_step(tmp_path: Path, store: str, client: Any) -> None:
     """That before the first step comes with the first row; what is lost locally is found again without them."""
     run_dir = new_run(tmp_path / "run")

@@ -79,6 +79,7 @@ def test_lion() -> None:
     torch.testing.assert_close(updated(spec), w)
 
 
+@pytest.mark.contract
 def test_adamw() -> None:
     spec = OptimizerSpec(name="adamw", lr=0.1, betas=(0.9, 0.99), eps=1e-6, weight_decay=0.01)
     w, m, v = START.clone(), torch.zeros(4, 3), torch.zeros(4, 3)
@@ -175,6 +176,7 @@ def test_layer_decay_is_the_plain_loop_over_parameter_groups(name: str) -> None:
         torch.testing.assert_close(shard.parameter.detach(), updated(alone), rtol=1e-6, atol=1e-7)
 
 
+@pytest.mark.contract
 def test_groups_are_those_of_plain_torch() -> None:
     """The first that matches counts; of layers and width a group has the factors still."""
     spec = OptimizerSpec(

@@ -45,6 +45,7 @@ def workload_of(folder: str, adapter: Adapter | None) -> TransformerWorkload:
     return found
 
 
+@pytest.mark.contract
 @pytest.mark.parametrize("kind", KINDS)
 def test_twenty_steps_are_those_of_peft(kind: str, folder: str) -> None:
     workload = workload_of(folder, Adapter(kind, 4, 8.0, ("*.attention.*", "*.feedforward.down")))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +49,7 @@ def test_every_kind_is_compared() -> None:
     assert [case.title for case in GENERATING] == list(TITLES)
 
 
+@pytest.mark.contract
 @pytest.mark.parametrize("case", every(3, GENERATING), ids=lambda case: case.title)
 def test_greedy_search_is_that_of_transformers(case: Case, tmp_path: Path) -> None:
     workload, state, model = made(case)
@@ -197,6 +199,52 @@ def drawn(logits: list[float], count: int, **options: Any) -> Tensor:
     rows = torch.tensor([logits]).expand(count, -1)
     found = choose(rows, Sampling(**{"temperature": 1.0, **options}), [0] * count)
     return found.bincount(minlength=len(logits)) / count
+
+
+HEIGHTS = 4096
+
+
+def shares_here(logits: Tensor, monkeypatch: pytest.MonkeyPatch, **options: Any) -> Tensor:
+    """Share of each token, exactly: what is drawn at every one of HEIGHTS equal steps from 0 to 1."""
+    monkeypatch.setattr(
+        "workloads.model.generate.uniform", lambda seed, prompt, number: (number + 0.5) / HEIGHTS
+    )
+    drawn = choose(logits.expand(HEIGHTS, -1), Sampling(**options), range(HEIGHTS))
+    return drawn.bincount(minlength=len(logits)) / HEIGHTS
+
+
+def shares_there(logits: Tensor, temperature: float, top_k: int, top_p: float) -> Tensor:
+    from transformers.generation import logits_process as theirs
+
+    none, scores = torch.zeros(1, 0, dtype=torch.long), logits.unsqueeze(0)
+    steps = [theirs.TemperatureLogitsWarper(temperature)]
+    steps += [theirs.TopKLogitsWarper(top_k)] if top_k else []
+    steps += [theirs.TopPLogitsWarper(top_p)] if top_p < 1 else []
+    for step in steps:
+        scores = step(none, scores)
+    return scores.softmax(-1)[0]
+
+
+@pytest.mark.contract
+@pytest.mark.parametrize(
+    ("temperature", "top_k", "top_p"),
+    [*itertools.product((0.3, 1.0, 1.7), (0, 1, 5, 40), (0.05, 0.5, 0.9, 1.0))],
+)
+def test_shares_of_tokens_are_those_of_transformers(
+    temperature: float, top_k: int, top_p: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch.manual_seed(4)
+    logits = torch.randn(30) * 3
+    found = shares_here(logits, monkeypatch, temperature=temperature, top_k=top_k, top_p=top_p)
+    assert (found - shares_there(logits, temperature, top_k, top_p)).abs().max() <= 1.01 / HEIGHTS
+
+
+def test_top_k_keeps_k_tokens_though_more_are_as_probable(monkeypatch: pytest.MonkeyPatch) -> None:
+    """transformers keeps all that tie with the last one."""
+    logits = torch.tensor([1.0, 2.0, 1.0, 1.0, 0.0])
+    found = shares_here(logits, monkeypatch, temperature=1.0, top_k=2)
+    assert found.nonzero().flatten().tolist() == [0, 1]
+    assert shares_there(logits, 1.0, 2, 1.0).nonzero().flatten().tolist() == [0, 1, 2, 3]
 
 
 def test_no_mass_leaves_the_most_probable_token() -> None:

@@ -135,6 +135,7 @@ def begun(workload: TransformerWorkload) -> torch.nn.Module:
     return ours
 
 
+@pytest.mark.contract
 @pytest.mark.proves(
     "loss", objective={"name": {name: case[0] for name, case in CASES.items()}}, family="llama"
 )

@@ -113,6 +113,7 @@ def trainer(folder: Path, model: Any, beta: float = 0.0, **options: Any) -> Any:
     return found
 
 
+@pytest.mark.contract
 @pytest.mark.proves("loss", objective="grpo", family="llama")
 @pytest.mark.parametrize("is_first", [True, False])
 @pytest.mark.parametrize(

@@ -24,6 +24,7 @@ def test_there_are_a_hundred_probes() -> None:
     assert len(found) == len(set(found)) == 100
 
 
+@pytest.mark.contract
 @pytest.mark.parametrize(
     ("kind", "wanted"), [("qwen2", "PreTrainedTokenizerFast"), ("qwen3", ""), ("llama", "")]
 )
@@ -36,6 +37,7 @@ def test_a_tokenizer_that_transformers_would_make_anew_is_told(
     assert class_to_read(str(tmp_path)) == wanted
 
 
+@pytest.mark.contract
 @pytest.mark.parametrize("write", [hf_tokenizers.gpt2, hf_tokenizers.bert], ids=lambda write: write.__name__)
 def test_what_is_read_is_not_told_to_be_read_otherwise(write: Callable[[Path], None], tmp_path: Path) -> None:
     write(tmp_path)

@@ -126,6 +126,7 @@ def read(
     ]
 
 
+@pytest.mark.contract
 @pytest.mark.proves("records", objective="objective", table="jsonl, csv, parquet, arrow, save_to_disk")
 @pytest.mark.parametrize(
     ("objective", "table"),

@@ -29,6 +29,21 @@ def test_null_keys_go_and_arguments_in_json_become_a_mapping() -> None:
     assert checked([none]) == [{"role": "user", "content": "a"}]
 
 
+def test_sharegpt_s_function_call_calls_tools() -> None:
+    """As LLaMA-Factory and Glaive write calls: JSON of one, or of a list. Earlier data left such rows out."""
+    call = {"name": "add", "arguments": {"a": 1}}
+    for value in (call, json.dumps(call), [call], json.dumps([call])):
+        (found,) = checked([{"from": "function_call", "value": value, "weight": 0}])
+        assert found == {"role": "assistant", "tool_calls": [call], "weight": 0}
+    (found,) = checked([{"from": "function_call", "value": json.dumps([call, call])}])
+    assert found["tool_calls"] == [call, call]
+    for value in ("add(1)", "", json.dumps({"name": "add", "arguments": 3}), {"arguments": {}}):
+        with pytest.raises(ValueError, match="its message 1 has a tool call without a name, or without arg"):
+            checked([{"from": "function_call", "value": value}])
+    with pytest.raises(ValueError, match="the role 'function_call' of its message 1 is not one of"):
+        checked([{"from": "function_call", "value": json.dumps(call)}], data_format=6)
+
+
 def test_text_stands_in_parts_too() -> None:
     parts = [{"type": "text", "text": "a ", "image": None}, {"type": "text", "text": "film"}]
     (found,) = checked([{"role": "user", "content": parts}])

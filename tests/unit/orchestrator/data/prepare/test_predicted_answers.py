@@ -137,6 +137,7 @@ def answers_in(words: list[int]) -> list[tuple[str, str]]:
     return found
 
 
+@pytest.mark.contract
 @pytest.mark.parametrize("talk", TALKS.values(), ids=TALKS)
 @pytest.mark.parametrize("name", every(3, PUBLIC))
 def test_each_answer_stands_behind_what_a_server_shows(name: str, talk: list[dict[str, Any]]) -> None:
@@ -190,6 +191,7 @@ UNLIKE = {
 }
 
 
+@pytest.mark.contract
 @pytest.mark.parametrize("talk", TALKS.values(), ids=TALKS)
 @pytest.mark.parametrize("name", [name for name in PUBLIC if (FOLDER / f"{name}_training.jinja").exists()])
 def test_what_is_predicted_is_what_trl_marks_without_what_a_server_shows(

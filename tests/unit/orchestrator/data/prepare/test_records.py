@@ -406,6 +406,26 @@ def test_a_judged_answer(encoder: Tokenizer, tmp_path: Path) -> None:
         one({"p": "a", "c": "film", "l": 1}, RecordKind("kto"), columns, encoder, tmp_path)
 
 
+def test_the_last_message_of_a_conversation_is_judged(encoder: Tokenizer, tmp_path: Path) -> None:
+    """As LLaMA-Factory writes rows for KTO."""
+    kind = RecordKind("kto", (), CHATML)
+    row = {"m": TALK, "p": TALK[:3], "c": TALK[3], "l": True}
+    apart = {"prompt": "p", "completion": "c", "label": "l"}
+    columns = {"messages": "m", "label": "l"}
+    assert [problem_of("kto", each) for each in (apart, columns)] == ["", ""]
+    assert "lacks label, which kto reads" in problem_of("kto", {"messages": "m"})
+    assert "has completion, which kto does not read" in problem_of("kto", {**columns, "completion": "c"})
+    words = [one(row, kind, each, encoder, tmp_path).tolist() for each in (columns, apart)]
+    assert words[0] == words[1]
+    for wrong, says in (
+        (TALK[3:], "its messages are not a list of a prompt and an answer"),
+        ("film", "its messages are not a list"),
+        (TALK[:3], "it has no answer of the assistant"),
+    ):
+        with pytest.raises(InputError, match=says):
+            one({**row, "m": wrong}, kind, columns, encoder, tmp_path)
+
+
 @pytest.mark.parametrize(
     ("row", "what"),
     [

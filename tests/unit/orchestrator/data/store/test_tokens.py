@@ -141,7 +141,9 @@ def test_missing_and_damaged_data_are_told(prepare_here: Prepare, tmp_path: Path
     with pytest.raises(InputError, match=r"shard shards/000001.bin is missing"):
         Tokens.open(str(folder))
     (folder / "manifest.json").write_text('{"format": 99}')
-    with pytest.raises(InputError, match="is of format 99, not 1, 2, 3, 4, 5 or 6; prepare the data again"):
+    with pytest.raises(
+        InputError, match="is of format 99, not 1, 2, 3, 4, 5, 6 or 7; prepare the data again"
+    ):
         Tokens.open(str(folder))
     (folder / "manifest.json").write_text('{"format": 1, "tokens": 3}')
     with pytest.raises(InputError, match=r"holds a damaged manifest.json"):

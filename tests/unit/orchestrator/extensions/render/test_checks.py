@@ -139,6 +139,24 @@ def test_names_that_a_server_takes_are_taken() -> None:
     assert check(kuberay.ray_job(NEEDS, kubernetes)) == []
 
 
+def test_a_generated_name_has_five_characters_more() -> None:
+    job = kuberay.ray_job(NEEDS, Kubernetes())
+    del job["metadata"]["name"]
+    job["metadata"]["generateName"] = "a" * 42
+    assert check(job) == []
+    job["metadata"]["generateName"] += "b"
+    assert "at most 47" in check(job)[0]
+    del job["metadata"]["generateName"]
+    job["metadata"]["name"] = ""
+    assert check(job) != []
+
+
+def test_a_switch_is_no_secret_whatever_its_name() -> None:
+    manifest = kuberay.ray_cluster(NEEDS, Kubernetes())
+    container(manifest)["env"].append({"name": "RAY_ENABLE_K8S_TOKEN_AUTH", "value": "true"})
+    assert check(manifest) == []
+
+
 def test_a_job_name_leaves_room_for_its_cluster() -> None:
     job = kuberay.ray_job(NEEDS, Kubernetes())
     job["metadata"]["name"] = "a" * 48

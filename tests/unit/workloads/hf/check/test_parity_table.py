@@ -23,6 +23,7 @@ def objective_of(case: Case) -> str:
 OBJECTIVES = {case.title: objective_of(case) for case in CASES}
 
 
+@pytest.mark.contract
 @pytest.mark.proves("loss", objective={"case.title": OBJECTIVES}, family="case.config.family")
 @pytest.mark.proves("export", objective={"case.title": OBJECTIVES}, family="case.config.family")
 @pytest.mark.parametrize("case", every(5, CASES), ids=lambda case: case.title)

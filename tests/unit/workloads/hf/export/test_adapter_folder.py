@@ -52,6 +52,7 @@ REST = [
 ]
 
 
+@pytest.mark.contract
 @pytest.mark.parametrize(("model", "objective", "targets", "kind"), [*QUICK, *REST], ids=str)
 def test_peft_loads_it(
     model: str, objective: str, targets: tuple[str, ...], kind: str, tmp_path: Path

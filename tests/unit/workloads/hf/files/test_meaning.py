@@ -327,6 +327,7 @@ def loud(kind: str, folder: Path, implementation: Any) -> tuple[Workload, nn.Mod
     return workload, with_weights(workload, lambda name: workload.initial(name, 0))
 
 
+@pytest.mark.contract
 @pytest.mark.parametrize("implementation", every(2, ["auto", "transformers"]))
 @pytest.mark.parametrize("kind", ["llama", "bart"])
 def test_the_settings_of_a_folder_are_applied(kind: str, implementation: str, tmp_path: Path) -> None:

@@ -69,6 +69,7 @@ def a_file_that_the_configuration_names(folder: Path) -> None:
     (folder / "config.json").write_text(json.dumps(config | {"transformers_weights": "newest.safetensors"}))
 
 
+@pytest.mark.contract
 @pytest.mark.parametrize(
     "write",
     [whole, shards, shards_and_whole, whole_after_shards, an_index_that_lacks_names,
