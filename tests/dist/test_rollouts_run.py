@@ -842,7 +842,10 @@ def drawn_again(run: Path, model: Any, made: CommitModel, step: int) -> list[Dra
 
 
 def test_several_updates_on_the_same_answers_are_those_of_a_plain_loop(quiet_repeated: Path) -> None:
-    """Plain torch takes the eight updates on the answers of the run, with the probabilities that they had at first."""
+    """Plain torch takes the eight updates on the answers of the run, with the probabilities that they had at first.
+
+    Asked for in unsloth#2292.
+    """
     found = rows(quiet_repeated)
     assert [row["rollout_epoch"] for row in found] == [1, 1, 2, 2] * 2
     assert [("generate_seconds" in row) for row in found] == [True, False, False, False] * 2

@@ -103,6 +103,7 @@ class Place:
     ("name", "temperature"), [("qwen3-tiny", 1.0), ("gpt-tiny", 0.7)], ids=["rotary", "learned, colder"]
 )
 def test_probabilities_are_those_of_training_to_the_bit(name: str, temperature: float, together: int) -> None:
+    """Asked for in miles#1031."""
     place = Place(name, temperature)
     answers = place.exact(together=together)
     assert place.differences(answers) == [0.0] * 4
