@@ -12,7 +12,7 @@ curve.json                  step, loss and receipt of the same run, undisturbed
 
 tokenizer.json  data/       a tokenizer and prepared prompts
 run/                        a bitwise GRPO run that was stopped at step 3
-curve.json                  step, loss, receipt and answers of the same run, undisturbed
+curve.json                  step, receipt and answers of the same run, undisturbed
 """
 
 from __future__ import annotations

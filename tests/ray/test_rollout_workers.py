@@ -185,7 +185,9 @@ def frozen_while_generating(run: Path, step: int) -> list[psutil.Process]:
     def last() -> int:
         return max(row["step"] for row in rows(run))
 
-    wait_for(lambda: status(run).get("step", 0) >= step and status(run)["rollout_workers"], f"step {step}", LONG)
+    wait_for(
+        lambda: status(run).get("step", 0) >= step and status(run)["rollout_workers"], f"step {step}", LONG
+    )
     while True:
         workers = [psutil.Process(worker["pid"]) for worker in status(run)["rollout_workers"]]
         for worker in workers:

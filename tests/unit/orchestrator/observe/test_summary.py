@@ -100,7 +100,9 @@ def test_medians_leave_out_what_warms_up_and_what_was_lost() -> None:
     assert measured(tally(EVENTS, ROWS[:1]))["step_seconds"] == 9, "a single step is better than nothing"
 
 
-def test_the_median_step_of_rollouts_has_its_share_of_generation_and_the_update_alone_stands_beside_it() -> None:
+def test_the_median_step_of_rollouts_has_its_share_of_generation_and_the_update_alone_stands_beside_it() -> (
+    None
+):
     """Three rollouts of two steps, then half of one. The first of the attempt warms up."""
     seconds = (50, 9, 12, 2, 8, 2, 30)
     waits = {1: (40, 5, 1), 3: (1, 7, 2), 5: (1, 5, 0), 7: (1, 27, 0)}

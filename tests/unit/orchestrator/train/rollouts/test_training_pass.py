@@ -173,7 +173,9 @@ def test_later_updates_compare_with_what_the_passes_have_computed(
 
     def computed(batch: Batch) -> torch.Tensor:
         labels = batch["labels"]
-        return log_probabilities(tempered(place.model(batch).logits, batch), labels).where(labels != IGNORE, 0.0)
+        return log_probabilities(tempered(place.model(batch).logits, batch), labels).where(
+            labels != IGNORE, 0.0
+        )
 
     def token_log_probabilities(batches: Sequence[Batch]) -> list[torch.Tensor]:
         passes.append(len(batches))
@@ -223,7 +225,9 @@ def test_later_updates_compare_with_what_the_passes_have_computed(
 )
 def test_which_jobs_train_by_the_program_that_reads(part: str, changes: dict[str, Any], same: bool) -> None:
     specs: dict[str, Any] = {
-        "train": TrainSpec(steps=1, global_batch=16, precision="fp32", determinism="bitwise", virtual_shards=4),
+        "train": TrainSpec(
+            steps=1, global_batch=16, precision="fp32", determinism="bitwise", virtual_shards=4
+        ),
         "workload": WorkloadSpec(model="qwen3-tiny", objective="grpo"),
     }
     specs[part] = specs[part].model_copy(update=changes)
