@@ -578,9 +578,9 @@ UNREAD = (
 )
 """Threads of which nothing is claimed, since their text was not at hand."""
 TRIED = """\
-They were looked for by number and by subject among the stored threads and pages; in the histories of their repositories,
-except those of ray, skypilot and transformers, which were too large; and in files that cite them. One was found: a tool
-for checkpoints cites torchtitan#850 for shards that cannot be read without own code.
+They were looked for by number and by subject among the stored threads and pages; in the histories of their
+repositories, except those of ray, skypilot and transformers, which were too large; and in files that cite them. One was
+cited: a tool for checkpoints names torchtitan#850 for shards that cannot be read without own code.
 """
 """How they were looked for."""
 

@@ -19,7 +19,6 @@ from orchestrator.planner.device import Machine
 from orchestrator.planner.memory import PROCESS, generation_bytes, offered
 from orchestrator.planner.simulation.collectives import Group
 from orchestrator.planner.simulation.operators import Program, ends, layer, with_length
-from orchestrator.train.rollouts.config import RolloutSpec
 
 DRAW_BYTES = 72.0
 """Bytes read and written to draw a token, for each entry of the vocabulary: logits in fp32, their log-softmax, and in

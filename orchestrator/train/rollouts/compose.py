@@ -20,7 +20,7 @@ from orchestrator.train.rollouts.queued_sampler import QueuedSampler, generate_u
 from orchestrator.train.rollouts.reward_model import RewardModel
 from orchestrator.train.rollouts.rollouts import Rollouts
 from orchestrator.train.rollouts.sampler import OwnSampler, UnitSampler
-from orchestrator.train.rollouts.training_pass import trains_as_it_reads, training_pass
+from orchestrator.train.rollouts.training_pass import training_pass, trains_as_it_reads
 from orchestrator.train.rollouts.vllm_sampler import VllmSampler
 from orchestrator.train.task import Task
 from workloads.workload import Ended

@@ -273,7 +273,7 @@ class Rollouts:
         return updates if is_stale else [self._in_epoch(1, rollouts[0]), *updates[1:]]
 
     def _compared(self, engine: Engine, rollout: Rollout) -> Rollout:
-        """Return a rollout with the log-probabilities of its answers under the present weights, which generated them."""
+        """Return a rollout with the log-probabilities of its answers under the weights that generated them."""
         if self._division.has_training_bits and self.trains_as_it_reads:
             batches = [{**batch, SAMPLED: batch[DRAWN]} for batch in rollout.batches]
             return replace(rollout, batches=batches)
