@@ -94,11 +94,14 @@ class RolloutSpeed:
 
     def add(self, row: Row) -> None:
         """Add a step."""
-        seconds, speed = (float(row[key]) if is_number(row.get(key)) else 0.0 for key in MEASURED)
-        parts = (row.get(f"{part}_seconds") for part in ROLLOUT)
+
+        def number(key: str) -> float:
+            return float(row[key]) if is_number(row.get(key)) else 0.0
+
+        seconds, speed = map(number, MEASURED)
         self.steps += 1
         self.seconds += seconds
-        self.update += max(seconds - sum(part for part in parts if is_number(part)), 0.0)
+        self.update += max(seconds - sum(number(f"{part}_seconds") for part in ROLLOUT), 0.0)
         self.tokens += speed * seconds
 
     @property
