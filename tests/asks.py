@@ -22,7 +22,9 @@ PLACES = {
     "Automodel": "NVIDIA-NeMo/Automodel",
     "axolotl": "axolotl-ai-cloud/axolotl",
     "llm-compressor": "vllm-project/llm-compressor",
+    "maxtext": "AI-Hypercomputer/maxtext",
     "miles": "radixark/miles",
+    "ms-swift": "modelscope/ms-swift",
     "streaming": "mosaicml/streaming",
     "dstack": "dstackai/dstack",
     "kuberay": "ray-project/kuberay",
@@ -369,8 +371,8 @@ ASKS = (
         "verl#1314",
         "The failure of a node of hundreds does not end a training that learns from rewards, which goes on by itself.",
         "`orchestrator chaos JOB --fault node@1:6`",
-        SMALLER,
-        "a trial with hundreds of nodes, or with a lost node while answers are generated: ranks are killed there",
+        "ray/test_rollout_workers.py::test_nodes_that_are_lost_while_answers_are_generated_change_no_bit",
+        "a trial with hundreds of nodes: five real nodes of Ray on one machine were tried",
     ),
     Ask(
         "verl#7216",
@@ -484,6 +486,83 @@ ASKS = (
         "dist/train/test_adapters.py::test_an_adapter_is_the_same_under_every_layout",
         "a trial on several GPUs: several processes on CPUs agree with one",
     ),
+    Ask(
+        "NeMo-RL#3297",
+        "The log-probability on record is that of the token that was drawn, whichever others the sampler returns.",
+        "`rollout: {engine: vllm, workers: 1}`",
+        "unit/orchestrator/train/rollouts/test_vllm_sampler.py::"
+        "test_the_log_probability_of_the_drawn_token_is_taken_from_among_others",
+        "a trial with vLLM itself: a package with its interface stands in its place",
+    ),
+    Ask(
+        "kuberay#4920",
+        "A job keeps its progress when its pods are stopped and started elsewhere.",
+        "`orchestrator cluster render kuberay JOB`",
+        HEAD,
+        "checkpoints of pods by Kubernetes, which the request wants KubeRay to use: a run resumes from its own",
+    ),
+    Ask(
+        "miles#1031",
+        "The log-probabilities of generation and training are equal to the bit.",
+        "`train: {determinism: bitwise}`",
+        "unit/orchestrator/train/rollouts/test_training_pass.py::"
+        "test_probabilities_are_those_of_training_to_the_bit",
+        "a trial on GPUs, generation by SGLang, and tensor parallelism",
+    ),
+    Ask(
+        "AReaL#1426",
+        "A check of an answer that hangs is ended at its time limit, and holds no worker back from later answers.",
+        "`rewards: [{own: FUNCTION, timeout: 5}]`",
+        "unit/orchestrator/rewards/test_scorer.py::test_a_function_that_hangs_costs_its_time_limit",
+    ),
+    Ask(
+        "unsloth#2292",
+        "Learn several times from the same answers, so that the ratio of probabilities is not always 1.",
+        "`rollout: {epochs: 3}`",
+        "dist/test_rollouts_run.py::test_several_updates_on_the_same_answers_are_those_of_a_plain_loop",
+    ),
+    Ask(
+        "prime-rl#1957",
+        "Each predicted token weighs the same, however ranks, micro-batches and context parallelism divide them.",
+        "`parallel: {micro_batch: 2, cp: 2}` with `objective: conversation`",
+        "dist/train/test_fine_tuning.py::test_fine_tuning_is_the_same_under_every_layout",
+    ),
+    Ask(
+        "prime-rl#821",
+        "Checkpoints are safetensors, and loading one unpickles nothing.",
+        "`orchestrator checkpoint verify RUN`",
+        "unit/orchestrator/checkpoint/test_no_pickle.py::test_nothing_is_unpickled",
+    ),
+    Ask(
+        "ms-swift#4505",
+        "A resume of streamed and packed data goes on at its position.",
+        "`data: {streaming: true, packing: best_fit}`; `orchestrator run JOB`, again",
+        "dist/test_streaming_run.py::test_it_trains_while_data_is_prepared_as_if_all_were_there",
+    ),
+    Ask(
+        "maxtext#2882",
+        "A learning rate that stays until it falls, so that training can go on from before its fall.",
+        "`optimizer: {schedule: wsd, decay: 500}`; `orchestrator run JOB --set train.steps=9000`, after 5000",
+        "dist/test_extension.py::test_an_extended_run_has_the_bits_of_a_long_one",
+    ),
+    Ask(
+        "Megatron-LM#5533",
+        "Muon for weights that are sharded, whose update needs whole matrices.",
+        "`optimizer: {name: muon}` with `parallel: {zero: 3}`",
+        "dist/train/test_muon.py::test_every_feature_of_a_layout_trains_what_one_process_trains",
+    ),
+    Ask(
+        "llm-compressor#1028",
+        "Fine-tune a pruned model without losing its zeros, and load the result in transformers.",
+        "`workload: {init_from: RUN}` with `prune: {keep: true}`",
+        "dist/test_prune_run.py::test_a_run_that_begins_with_it_trains_the_zeros_with_a_note_or_holds_them",
+    ),
+    Ask(
+        "ray#59270",
+        "Evaluations of checkpoints that were under way when the driver died are made after its restart.",
+        "`evaluate: {every: 200, where: beside}`; `orchestrator run JOB`, again",
+        "dist/test_evaluation_beside.py::test_a_controller_that_is_killed_meanwhile",
+    ),
 )
 
 NOT_HERE = {
@@ -493,11 +572,17 @@ NOT_HERE = {
 }
 """What is not here, and the threads that ask for it. They were read too."""
 UNREAD = (
-    "ray#65891, ray#63911, ray#64179, ray#64253, ray#55275, kuberay#4920, skypilot#8766, torchtitan#850, "
+    "ray#65891, ray#63911, ray#64179, ray#64253, ray#55275, skypilot#8766, torchtitan#850, "
     "Automodel#1592, pytorch/rfcs#108, transformers#41159, streaming#725, "
-    "levanter#391, LlamaFactory#10679, unsloth#4858, NeMo-RL#3297, miles#1295, llm-compressor#1754"
+    "levanter#391, LlamaFactory#10679, unsloth#4858, miles#1295, llm-compressor#1754"
 )
 """Threads of which nothing is claimed, since their text was not at hand."""
+TRIED = """\
+They were looked for by number and by subject among the stored threads and pages; in the histories of their
+repositories, except those of ray, skypilot and transformers, which were too large; and in files that cite them. One was
+cited: a tool for checkpoints names torchtitan#850 for shards that cannot be read without own code.
+"""
+"""How they were looked for."""
 
 HEADER = """\
 # Requests of users elsewhere
@@ -535,7 +620,7 @@ def page() -> str:
         "The text of these requests was not at hand, so nothing is claimed of them:",
         "",
     ]
-    return HEADER + "\n".join(lines) + f"\n{UNREAD}. kuberay#4285 was read and not tried.\n"
+    return HEADER + "\n".join(lines) + f"\n{UNREAD}.\n\n{TRIED}\nkuberay#4285 was read and not tried.\n"
 
 
 def linked(ask: Ask) -> str:

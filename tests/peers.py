@@ -250,7 +250,18 @@ class Seen:
 
 
 SHOWN = (
-    *("transformers", "torch", "ray", "mlflow", "peft", "trl", "deepspeed", "lm-eval", "optuna", "tokenizers"),
+    *(
+        "transformers",
+        "torch",
+        "ray",
+        "mlflow",
+        "peft",
+        "trl",
+        "deepspeed",
+        "lm-eval",
+        "optuna",
+        "tokenizers",
+    ),
     "pydantic",
 )
 """The libraries whose versions the page has."""

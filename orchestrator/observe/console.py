@@ -131,7 +131,8 @@ def facts(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("speed", f"{count(measured.get('tokens_per_second'))} {read}/s{_precision(summary)}"),
         (
             "a step",
-            f"{duration(measured.get('step_seconds'))} (predicted {duration(predicted.get('step_seconds'))})",
+            f"{duration(measured.get('step_seconds'))} (predicted {duration(predicted.get('step_seconds'))})"
+            + _without_rollout(measured),
         ),
         ("wall time", _where_it_went(ledger)),
         ("goodput", "unknown" if goodput is None else f"{goodput:.1%}"),
@@ -176,6 +177,13 @@ def facts(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
 def _precision(summary: Mapping[str, Any]) -> str:
     """Return the precision in which the run has trained, as text; empty for summaries of earlier versions."""
     return f" in {summary['precision']}" if summary.get("precision") else ""
+
+
+def _without_rollout(measured: Mapping[str, Any]) -> str:
+    """Return how long a step takes without its share of a rollout, as text; empty for other runs."""
+    if "update_seconds" not in measured:
+        return ""
+    return f", {duration(measured['update_seconds'])} without its rollout"
 
 
 def _where_it_went(ledger: Mapping[str, Any]) -> str:

@@ -18,7 +18,7 @@ from orchestrator.observe.energy import energy_of
 from orchestrator.observe.goodput import Phase, ledger, timeline
 from orchestrator.observe.rollout_use import rollout_use, rollout_worker_seconds
 from orchestrator.observe.step_parts import latest, why_slow
-from orchestrator.observe.totals import MEASURED, Row, RunTotals
+from orchestrator.observe.totals import Row, RunTotals
 from orchestrator.storage.row_log import missing_numbers
 
 FAULT_KEYS = ("time", "attempt", "step", "first_fault", "explained", "output", "seconds_lost")
@@ -126,11 +126,9 @@ def tasks_in(events: Sequence[Row]) -> list[Row]:
 
 
 def measured(rows: RunTotals) -> dict[str, float | None]:
-    """Return medians over the steps that count, without the first step of each attempt, which is slower; and peak
-    memory.
-    """
+    """Return medians of steps, see `RunTotals.medians`, and peak memory."""
     memory = max(rows.rank_memory, default=rows.memory_bytes)
-    return {key: rows.median(key) for key in MEASURED} | {"memory_bytes": memory}
+    return rows.medians | {"memory_bytes": memory}
 
 
 def worker_seconds(phases: Sequence[Phase], rows: RunTotals, events: Sequence[Row]) -> float:

@@ -33,6 +33,8 @@ LONGEST_OF = 20
 MOST_LAYERS = 60
 """Steps whose statistics by layer are kept for the report. It is even, so that thinning keeps like distances."""
 MEASURED = ("step_seconds", "tokens_per_second")
+UPDATE = "update_seconds"
+"""The key of the seconds of a step without its rollout."""
 
 
 @dataclass
@@ -79,6 +81,35 @@ class PhaseTime:
         is_first_of_rollout = FIRST_OF_ROLLOUT in row
         self._overlap_left = 0 if is_first_of_rollout else self._overlap_left - overlapped
         self.last = max(self.last, time)
+
+
+@dataclass
+class RolloutSpeed:
+    """Sums over the steps of a rollout, whose first step waits for the answers of all of them."""
+
+    steps: int = 0
+    seconds: float = 0.0
+    update: float = 0.0
+    tokens: float = 0.0
+
+    def add(self, row: Row) -> None:
+        """Add a step."""
+
+        def number(key: str) -> float:
+            return float(row[key]) if is_number(row.get(key)) else 0.0
+
+        seconds, speed = map(number, MEASURED)
+        self.steps += 1
+        self.seconds += seconds
+        self.update += max(seconds - sum(number(f"{part}_seconds") for part in ROLLOUT), 0.0)
+        self.tokens += speed * seconds
+
+    @property
+    def means(self) -> dict[str, float]:
+        """Return the seconds of a step, with and without its share of the rollout, and the tokens per second."""
+        speed = self.tokens / self.seconds if self.seconds else 0.0
+        values = (self.seconds / self.steps, speed)
+        return dict(zip(MEASURED, values, strict=True)) | {UPDATE: self.update / self.steps}
 
 
 class RunTotals:
@@ -136,6 +167,13 @@ class RunTotals:
         self._layouts: dict[str, int] = {}
         self._steady = {key: array("d") for key in MEASURED}
         self._first_rows: dict[Any, Row] = {}
+        self._rollout = RolloutSpeed()
+        """The rollout of the rows added last, whose first row has not come yet."""
+        self._first_rollouts: dict[Any, RolloutSpeed] = {}
+        """The earliest rollout of each attempt so far."""
+        self._steady_rollouts = {key: array("d") for key in (*MEASURED, UPDATE)}
+        self._rollout_steps = 0
+        """Steps of a complete rollout. The run's last one may have fewer."""
         self._read(events)
 
     def _read(self, events: Sequence[Row]) -> None:
@@ -193,6 +231,7 @@ class RunTotals:
                 if is_number(before.get(key)):
                     values.append(before[key])
         self._first_rows[attempt] = row
+        self._count_rollout(row, attempt)
         if is_number(row.get("memory_bytes")):
             self.memory_bytes = max(self.memory_bytes or 0, row["memory_bytes"])
         self._count_ranks(row, attempt)
@@ -207,6 +246,22 @@ class RunTotals:
         for key, points in self.points.items():
             if isinstance(row.get(key), int | float):
                 points.add(float(step), float(row[key]))
+
+    def _count_rollout(self, row: Row, attempt: Any) -> None:
+        self._rollout.add(row)
+        if FIRST_OF_ROLLOUT not in row:
+            return
+        rollout, self._rollout = self._rollout, RolloutSpeed()
+        if rollout.steps > self._rollout_steps:  # what was added before was not complete
+            self._rollout_steps = rollout.steps
+            self._first_rollouts.clear()
+            self._steady_rollouts = {key: array("d") for key in self._steady_rollouts}
+        if rollout.steps < self._rollout_steps:
+            return
+        if (later := self._first_rollouts.get(attempt)) is not None:
+            for key, value in later.means.items():
+                self._steady_rollouts[key].append(value)
+        self._first_rollouts[attempt] = rollout
 
     def _count_layers(self, step: int, layers: Row) -> None:
         """Keep one in `_layers_each` of the statistics; if too many are kept, every other of them."""
@@ -261,16 +316,24 @@ class RunTotals:
         total, count = self._padding
         return total / count if count else None
 
-    def median(self, key: str) -> float | None:
-        """Return the median of a key in MEASURED over the steps that count, without the first of each attempt, which
-        is slower.
+    @property
+    def medians(self) -> dict[str, float | None]:
+        """Return the medians of MEASURED over the steps that count, without the first of each attempt, which is slower.
+
+        The steps of a rollout count with their mean, see `median_step`, and without the first rollout of each attempt.
+        Such a run has the median of UPDATE too.
         """
         import numpy as np
 
-        steady = any(self._steady.values())
-        first = [row[key] for row in self._first_rows.values() if is_number(row.get(key))]
-        values = self._steady[key] if steady else first
-        return float(np.median(values)) if len(values) else None
+        if self._first_rollouts:
+            steady: dict[str, Any] = self._steady_rollouts
+            firsts: list[Row] = [rollout.means for rollout in self._first_rollouts.values()]
+        else:
+            steady = self._steady
+            firsts = list(self._first_rows.values())
+        if not any(steady.values()):
+            steady = {key: [row[key] for row in firsts if is_number(row.get(key))] for key in steady}
+        return {key: float(np.median(values)) if len(values) else None for key, values in steady.items()}
 
 
 def tally(events: Sequence[Row], newest_first: Iterable[Row], first: int = 1) -> RunTotals:

@@ -19,7 +19,6 @@ from orchestrator.planner.device import Machine
 from orchestrator.planner.memory import PROCESS, generation_bytes, offered
 from orchestrator.planner.simulation.collectives import Group
 from orchestrator.planner.simulation.operators import Program, ends, layer, with_length
-from orchestrator.train.rollouts.config import RolloutSpec
 
 DRAW_BYTES = 72.0
 """Bytes read and written to draw a token, for each entry of the vocabulary: logits in fp32, their log-softmax, and in
@@ -170,17 +169,21 @@ def rollout_time(demand: Demand, shape: ModelShape, plan: Plan) -> RolloutTime:
         transfer=transfer / rollout.updates,
         generate=rounds * unit_seconds(demand, shape, machine) / rollout.epochs + read / rollout.updates,
         reward=(REWARDS_SECONDS + REWARD_SECONDS * demand.batch / ranks) / rollout.epochs,
-        train=plan.chosen.seconds + _compared(rollout) * FORWARD * plan.chosen.time.compute,
+        train=plan.chosen.seconds + _compared(demand, shape) * FORWARD * plan.chosen.time.compute,
         overlaps=overlaps,
     )
 
 
-def _compared(rollout: RolloutSpec) -> float:
+def _compared(demand: Demand, shape: ModelShape) -> float:
     """Return how many forward passes a step has for the log-probabilities that it compares with.
 
-    The first step compares with its own, and answers that were generated ahead have theirs.
+    The first step compares with its own, and answers that were generated ahead have theirs. So have answers that were
+    read by training's program, see `orchestrator.train.rollouts.training_pass.trains_as_it_reads`.
     """
-    if rollout.staleness:
+    rollout, program = demand.rollout, demand.program
+    assert rollout is not None
+    has_other_program = program.compiled or program.in_8_bits or program.dropout or shape.experts
+    if rollout.staleness or (demand.shards and not demand.on_gpu and not has_other_program):
         return 0.0
     return (rollout.steps - (rollout.epochs == 1)) / rollout.updates
 

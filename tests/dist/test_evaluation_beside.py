@@ -165,7 +165,10 @@ class Killed(BaseException):
 def test_a_controller_that_is_killed_meanwhile(
     when: str, gang: Path, text: str, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In the middle of an evaluation, or when its row is stored and its commit does not have it yet."""
+    """In the middle of an evaluation, or when its row is stored and its commit does not have it yet.
+
+    Asked for in ray#59270.
+    """
     run = tmp_path / "run"
 
     def die(*_: Any, **__: Any) -> None:

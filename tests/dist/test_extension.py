@@ -47,6 +47,7 @@ def test_an_extended_run_has_the_bits_of_a_long_one(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    """Asked for in maxtext#2882."""
     monkeypatch.setattr(decide, "SETTLE", 0.0)
     run, quiet, cache = tmp_path / "run", tmp_path / "quiet", Path(text).parent / "cache"
     drive_here(document(text, schedule, LONG), str(quiet), cache)

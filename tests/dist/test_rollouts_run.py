@@ -249,12 +249,15 @@ def test_a_frozen_rank_is_replaced_and_changes_no_bit(quiet: Path, place: Path, 
 
 
 @pytest.mark.slow
-def test_any_width_has_the_same_bits_where_bits_are_asked_for(place: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_any_width_has_the_same_bits_where_bits_are_asked_for(
+    precision: str, place: Path, tmp_path: Path
+) -> None:
     """Asked for in verl#7216. Units of three prompts do not end where micro-batches do."""
     runs = []
     gangs = {"width1": lambda: LocalGang([1]), "width2": lambda: LocalGang([2]), "workers": None}
     for name, gang in gangs.items():
-        found = document(place, determinism="bitwise", virtual_shards=4)
+        found = document(place, determinism="bitwise", virtual_shards=4, precision=precision)
         found["parallel"]["micro_batch"] = 4
         found["rollout"]["together"] = 3
         if gang is None:
@@ -842,7 +845,10 @@ def drawn_again(run: Path, model: Any, made: CommitModel, step: int) -> list[Dra
 
 
 def test_several_updates_on_the_same_answers_are_those_of_a_plain_loop(quiet_repeated: Path) -> None:
-    """Plain torch takes the eight updates on the answers of the run, with the probabilities that they had at first."""
+    """Plain torch takes the eight updates on the answers of the run, with the probabilities that they had at first.
+
+    Asked for in unsloth#2292.
+    """
     found = rows(quiet_repeated)
     assert [row["rollout_epoch"] for row in found] == [1, 1, 2, 2] * 2
     assert [("generate_seconds" in row) for row in found] == [True, False, False, False] * 2
@@ -1072,15 +1078,18 @@ def test_several_updates_on_stale_answers_have_the_same_bits_after_kills(
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_several_updates_have_the_same_bits_at_every_width_where_bits_are_asked_for(
-    place: Path, tmp_path: Path
+    precision: str, place: Path, tmp_path: Path
 ) -> None:
     runs = []
     for width in (1, 2):
-        found = repeated(place, determinism="bitwise", virtual_shards=4)
+        found = repeated(place, determinism="bitwise", virtual_shards=4, precision=precision)
         found["parallel"]["micro_batch"] = 4
         runs.append(run_of(tmp_path, f"width{width}", found, gang=lambda width=width: LocalGang([width])))
     same(runs[1], runs[0])
+    # Only the first update of a rollout has the weights that generated it.
+    assert [row["sampler_difference"] for row in rows(runs[0])[::4]] == [0.0, 0.0]
 
 
 @pytest.mark.slow

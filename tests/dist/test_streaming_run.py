@@ -151,6 +151,7 @@ def evaluations(run: Path) -> dict[int, Any]:
 def test_it_trains_while_data_is_prepared_as_if_all_were_there(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Documents are packed, too: asked for in ms-swift#4505."""
     quiet, streamed, killed = (tmp_path / name for name in ("quiet", "streamed", "killed"))
     # of a small source much is read soon
     early, soon = (8, 11) if kind in ("documents", "pairs", "preferences") else (12, 20)

@@ -75,7 +75,7 @@ def test_the_head_may_die_and_come_back(lasting_head: LastingHead, tmp_path: Pat
 
     A head without processors holds the controller for certain while there is no other node.
 
-    Asked for in kuberay#2153, kuberay#2155 and monarch#2684.
+    Asked for in kuberay#2153, kuberay#2155, kuberay#4920 and monarch#2684.
     """
     document = job(write_text(tmp_path / "corpus"))
     document["resources"]["workers"]["min"] = 2

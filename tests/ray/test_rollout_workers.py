@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import random
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -126,6 +128,78 @@ def test_controllers_and_nodes_that_are_lost_change_no_bit_of_stale_rollouts(
     died = [event for event in rows(run, "events.jsonl") if "controller_died" in event]
     assert len(died) == 2
     assert json.loads((run / "summary.json").read_text())["rollout_worker_hours"] > 0
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_nodes_that_are_lost_while_answers_are_generated_change_no_bit(
+    cluster: Cluster, new_node: Callable[[], None], tmp_path: Path
+) -> None:
+    """The node of a rollout worker, then that of a rank. The rollout workers freeze before each loss, so that no step
+    can end.
+
+    Asked for in verl#1314.
+    """
+    lines = [json.dumps({"question": letters(n)}) for n in range(400)]
+    (tmp_path / "prompts.jsonl").write_text("\n".join(lines) + "\n")
+    write_tokenizer(tmp_path, template=False)
+    found = document(tmp_path, "generating")
+    found["train"] |= {"global_batch": 64, "determinism": "bitwise", "virtual_shards": 4}
+    found["parallel"] = {"micro_batch": 16}
+    quiet, run = tmp_path / "quiet", tmp_path / "runs/generating"
+    drive_here(found, str(quiet), tmp_path / "cache", gang=lambda: LocalGang([1]))
+    found["data"]["cache"] = str(tmp_path / "cache")
+    found["resources"] = {"workers": {"min": 1, "max": 2}}
+    found["rollout"]["workers"] = {"min": 1, "max": 2}
+    path = write_job(tmp_path, found, "generating.yaml")
+    new_node()
+    new_node()
+    lost = {}
+    with started("run", path, "--address", cluster.address, cwd=tmp_path) as process:
+        for step, victims in ((2, "rollout_workers"), (6, "ranks")):
+            frozen = frozen_while_generating(run, step)
+            lost[victims] = status(run)[victims][-1]["node"]
+            cluster.remove_node(
+                next(n for n in cluster.worker_nodes if n.node_ip_address == lost[victims]),
+                allow_graceful=False,
+            )
+            for worker in frozen:
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    worker.resume()
+            new_node()
+        assert process.wait(timeout=LONG) == 0, (tmp_path / "output.txt").read_text()
+    assert curve(run) == curve(quiet)
+    assert weights(run, STEPS) == weights(quiet, STEPS)
+    for step in range(1, STEPS + 1):
+        assert read_kept(str(run), step) == read_kept(str(quiet), step)
+    told = json.dumps(rows(run, "events.jsonl"))
+    assert all(node in told for node in lost.values()), told
+    attempts = {row["step"]: row["attempt"] for row in rows(run)}
+    assert attempts[3] == 1, "the loss of a rollout worker ends no attempt"
+    assert attempts[STEPS] > 1
+
+
+def frozen_while_generating(run: Path, step: int) -> list[psutil.Process]:
+    """Freeze the rollout workers of a run in the generation of a step after `step`, and return their processes."""
+
+    def last() -> int:
+        return max(row["step"] for row in rows(run))
+
+    wait_for(
+        lambda: status(run).get("step", 0) >= step and status(run)["rollout_workers"], f"step {step}", LONG
+    )
+    while True:
+        workers = [psutil.Process(worker["pid"]) for worker in status(run)["rollout_workers"]]
+        for worker in workers:
+            worker.suspend()
+        before = last()
+        # Longer than training on answers that are all there, and shorter than a worker may be silent.
+        time.sleep(1.2)
+        if workers and last() == before:
+            return workers
+        for worker in workers:
+            worker.resume()
+        time.sleep(0.1)
 
 
 @pytest.mark.slow

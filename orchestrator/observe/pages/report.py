@@ -23,7 +23,7 @@ from orchestrator.observe.pages.page import render, size
 from orchestrator.observe.pages.pipeline_timeline import timelines
 from orchestrator.observe.step_parts import in_table
 from orchestrator.observe.summary import summary, tasks_in
-from orchestrator.observe.totals import CHARTED, Row, RunTotals, totals_of
+from orchestrator.observe.totals import CHARTED, UPDATE, Row, RunTotals, totals_of
 from orchestrator.storage.row_line import EVENTS
 from orchestrator.storage.row_log import steps_text
 from orchestrator.storage.run_directory import PRECISION, RunDir
@@ -252,10 +252,13 @@ def _compared(summary: dict[str, Any]) -> list[dict[str, Any]]:
     rows = []
     for key, name, text_of in (
         ("step_seconds", "a step", duration),
+        (UPDATE, "a step without its rollout", duration),
         ("tokens_per_second", f"{read_unit(summary['objective'])} per second", count),
         ("memory_bytes", "memory of a rank", size),
     ):
-        predicted = summary["predicted"][key]
+        if key not in summary["measured"]:
+            continue
+        predicted = summary["predicted"].get(key)
         measured = summary["measured"][key]
         ratio = measured / predicted if predicted and measured is not None else None
         rows.append(

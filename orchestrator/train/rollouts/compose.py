@@ -20,7 +20,7 @@ from orchestrator.train.rollouts.queued_sampler import QueuedSampler, generate_u
 from orchestrator.train.rollouts.reward_model import RewardModel
 from orchestrator.train.rollouts.rollouts import Rollouts
 from orchestrator.train.rollouts.sampler import OwnSampler, UnitSampler
-from orchestrator.train.rollouts.training_pass import training_pass
+from orchestrator.train.rollouts.training_pass import training_pass, trains_as_it_reads
 from orchestrator.train.rollouts.vllm_sampler import VllmSampler
 from orchestrator.train.task import Task
 from workloads.workload import Ended
@@ -80,6 +80,7 @@ def rollouts_of(
         judge=judge,
         prompts_ahead=spec.reading.samples * rollout.steps * rollout.staleness,
         is_bitwise=bool(spec.train.bitwise_shards),
+        trains_as_it_reads=trains_as_it_reads(inputs.workload, spec.workload, spec.train, device),
         passes=PassSpec(spec.evaluate.answers, spec.evaluate.sizes, spec.rewards[0].title)
         if spec.evaluate and spec.evaluate.answers
         else None,

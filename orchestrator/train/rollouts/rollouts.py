@@ -36,7 +36,7 @@ from orchestrator.train.rollouts.sampler import AnswerSampler, Unit
 from orchestrator.train.rollouts.shares import Division, Share, covered
 from orchestrator.train.rollouts.stored_rollouts import KeptRollouts
 from orchestrator.train.task import Task
-from workloads.objectives.rewarded import SAMPLED, Rewarded
+from workloads.objectives.rewarded import DRAWN, SAMPLED, Rewarded
 from workloads.workload import Workload
 
 
@@ -53,6 +53,7 @@ class Rollouts:
         judge: rewards answers.
         prompts_ahead: the number of prompts whose answers are generated ahead.
         is_bitwise: whether the job asks for `determinism: bitwise`.
+        trains_as_it_reads: whether answers that are read as training reads them have its log-probabilities to the bit.
         seconds: of the last rollout, see `Seconds`.
         next: the answers of the next rollout, which a commit has.
     """
@@ -67,6 +68,7 @@ class Rollouts:
     judge: Judge
     prompts_ahead: int
     is_bitwise: bool = False
+    trains_as_it_reads: bool = False
     passes: PassSpec | None = None
     seconds: Seconds = field(default_factory=Seconds)
 
@@ -291,7 +293,10 @@ class Rollouts:
         return updates if is_stale else [self._in_epoch(1, rollouts[0]), *updates[1:]]
 
     def _compared(self, engine: Engine, rollout: Rollout) -> Rollout:
-        """Return a rollout with the log-probabilities of its answers under the present weights."""
+        """Return a rollout with the log-probabilities of its answers under the weights that generated them."""
+        if self._division.has_training_bits and self.trains_as_it_reads:
+            batches = [{**batch, SAMPLED: batch[DRAWN]} for batch in rollout.batches]
+            return replace(rollout, batches=batches)
         log_probabilities = engine.token_log_probabilities(rollout.batches)
         batches = [
             {**batch, SAMPLED: values.float().cpu()}

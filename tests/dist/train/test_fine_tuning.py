@@ -125,6 +125,7 @@ def case_of(task: str, layout: dict[str, Any]) -> dict[str, Any]:
 def test_fine_tuning_is_the_same_under_every_layout(
     layouts: list[tuple[str, dict[str, Any]]], gang: ProcessGang, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
+    """Asked for in prime-rl#1957, for conversations (talk)."""
     results = Results(tmp_path_factory.mktemp("cases"), gang)
     cases = [case_of(*each) for each in layouts]
     alone = results.run_beside_one_process(2, cases)

@@ -52,6 +52,7 @@ def results(tmp_path_factory: pytest.TempPathFactory, gang: ProcessGang) -> Resu
 @pytest.mark.timeout(1500)
 @pytest.mark.parametrize("world", CASES)
 def test_every_feature_of_a_layout_trains_what_one_process_trains(results: Results, world: int) -> None:
+    """Asked for in Megatron-LM#5533."""
     results.run(1, list({found["id"]: found for found in map(reference_of, CASES[world])}.values()))
     results.run(world, CASES[world], 700)
     for found in CASES[world]:

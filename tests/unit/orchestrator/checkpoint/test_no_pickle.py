@@ -31,6 +31,7 @@ print(len(seen) > armed)
 
 
 def test_nothing_is_unpickled(in_memory: Path) -> None:
+    """Asked for in prime-rl#821."""
     store = Store(str(in_memory))
     tensors = [full_piece("model.w", torch.ones(3)), full_piece("optim.w.step", torch.tensor(1.0))]
     store.publish(1, store.write_shard(1, 0, tensors), {"position": 0, "receipt": ""})

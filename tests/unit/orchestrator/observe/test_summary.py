@@ -100,6 +100,31 @@ def test_medians_leave_out_what_warms_up_and_what_was_lost() -> None:
     assert measured(tally(EVENTS, ROWS[:1]))["step_seconds"] == 9, "a single step is better than nothing"
 
 
+def test_the_median_step_of_rollouts_has_its_share_of_generation_and_the_update_alone_stands_beside_it() -> (
+    None
+):
+    """Three rollouts of two steps, then half of one. The first of the attempt warms up."""
+    seconds = (50, 9, 12, 2, 8, 2, 30)
+    waits = {1: (40, 5, 1), 3: (1, 7, 2), 5: (1, 5, 0), 7: (1, 27, 0)}
+    rollouts = [row(step, 130 + step, 1, spent, 1.0) for step, spent in enumerate(seconds, 1)]
+    for each in rollouts:
+        if each["step"] in waits:
+            parts = ("transfer_seconds", "generate_seconds", "reward_seconds")
+            each |= zip(parts, waits[each["step"]], strict=True)
+    found = measured(tally(EVENTS[:3], reversed(rollouts)))
+    assert found == {
+        "step_seconds": (7 + 5) / 2,
+        "tokens_per_second": pytest.approx((2000 / 14 + 2000 / 10) / 2),
+        "update_seconds": 2.0,
+        "memory_bytes": 107,
+    }
+    told = dict(facts({"measured": found, "predicted": {"step_seconds": 6.5}}))
+    assert told["a step"] == "6.0 s (predicted 6.5 s), 2.0 s without its rollout"
+    one = measured(tally(EVENTS[:3], reversed(rollouts[:2])))
+    assert (one["step_seconds"], one["update_seconds"]) == (29.5, 6.5), "one rollout is better than nothing"
+    assert measured(tally(EVENTS[:3], reversed(rollouts[:1])))["step_seconds"] == 50
+
+
 def test_workers_are_held_from_start_to_stop() -> None:
     # Two workers from 110 to 152, one from 152 to 190; none while preparing or exporting.
     assert worker_seconds(timeline(EVENTS, TALLY), TALLY, EVENTS) == 2 * 42 + 38

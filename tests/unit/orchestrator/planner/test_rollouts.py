@@ -143,6 +143,12 @@ def test_several_updates_share_the_seconds_of_a_rollout(shape: ModelShape, machi
     assert sum(parts.values()) - parts["commit"] == pytest.approx(often.seconds)
     ahead = rollout_time(demand(4, epochs=5, staleness=1), shape, found)
     assert ahead.train == once.train
+    # Where bits are asked for, generation has found them on a CPU. On a GPU nobody has seen it.
+    on_gpu = dataclasses.replace(demand(4, epochs=5), shards=64)
+    bundle = on_gpu.resources.per_worker.model_copy(update={"gpu": 0})
+    on_cpu = dataclasses.replace(on_gpu, resources=on_gpu.resources.model_copy(update={"per_worker": bundle}))
+    assert rollout_time(on_gpu, shape, found).train == often.train
+    assert rollout_time(on_cpu, shape, found).train == once.train
 
 
 def test_splits_divide_the_same_workers_and_the_fastest_is_first(shape: ModelShape, machine: Machine) -> None:

@@ -131,6 +131,7 @@ def test_what_ran_out_of_memory_begins_anew(marked: Path) -> None:
 
 
 def test_a_function_that_hangs_costs_its_time_limit(marked: Path) -> None:
+    """Asked for in AReaL#1426."""
     before = time.monotonic()
     values, failures = scored(
         [own("hangs", timeout=0.5, on_error="zero"), own("size")], [answer(0, "a"), answer(1, "a")], 2

@@ -5,27 +5,33 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
+from orchestrator.config.workload import AdapterSpec, WorkloadSpec
+from orchestrator.parallel.layout import Layout
+from orchestrator.train.config import TrainSpec
 from orchestrator.train.rollouts.advantages import advantages
 from orchestrator.train.rollouts.config import RolloutSpec
 from orchestrator.train.rollouts.prompts import Prompt
-from orchestrator.train.rollouts.rollout_data import Scored
+from orchestrator.train.rollouts.rollout_data import Rollout, Scored
+from orchestrator.train.rollouts.rollouts import Rollouts
 from orchestrator.train.rollouts.rows import Rows
-from orchestrator.train.rollouts.training_pass import TrainingPass
+from orchestrator.train.rollouts.training_pass import TrainingPass, trains_as_it_reads
 from workloads.errors import LogitsNotFinite
 from workloads.hf.check.parity_table import VOCABULARY, random_state
 from workloads.model.answers import Drawn, draw_answers
 from workloads.model.exact_answers import Draft, exact_answers
 from workloads.model.presets import PRESETS
 from workloads.objectives import build
-from workloads.objectives.rewarded import Grpo
+from workloads.objectives.rewarded import SAMPLED, Grpo, log_probabilities, tempered
+from workloads.objectives.sampled import IGNORE
 from workloads.transformer_workload import TransformerWorkload
-from workloads.workload import Loss, Sampling
+from workloads.workload import Batch, Loss, Sampling
 
 SMALL = {"hidden": 64, "layers": 2, "heads": 4, "intermediate": 96, "vocab_size": 40, "max_positions": 24}
 EXPERTS = {"moe": {"experts": 4, "intermediate": 48}, "kv_heads": 2}
@@ -79,17 +85,20 @@ class Place:
     def cached(self) -> list[list[Drawn]]:
         return self.draft(prompts=PROMPTS, numbers=NUMBERS, max_tokens=MOST)
 
-    def trained(self, answers: Sequence[Sequence[Drawn]]) -> list[Loss]:
-        """Return the losses of the micro-batches that train on these answers."""
+    def batches(self, answers: Sequence[Sequence[Drawn]]) -> list[Batch]:
+        """Return the micro-batches that train on these answers."""
         prompts = [Prompt(number, tokens, {}, 0) for number, tokens in enumerate(PROMPTS)]
         scored = [[Scored(drawn, "", {}, len(drawn.tokens)) for drawn in each] for each in answers]
         step = advantages(torch.tensor([[each.reward for each in one] for one in scored]).numpy(), "group")
-        batches = [
+        return [
             self.rows.batch(prompts, scored, step, rows=range(first, first + 4), is_stale=False)
             for first in range(0, ROWS, 4)
         ]
+
+    def trained(self, answers: Sequence[Sequence[Drawn]]) -> list[Loss]:
+        """Return the losses of the micro-batches that train on these answers."""
         self.model.train()
-        losses = [self.workload.loss(self.model, batch) for batch in batches]
+        losses = [self.workload.loss(self.model, batch) for batch in self.batches(answers)]
         self.model.eval()
         return losses
 
@@ -103,6 +112,7 @@ class Place:
     ("name", "temperature"), [("qwen3-tiny", 1.0), ("gpt-tiny", 0.7)], ids=["rotary", "learned, colder"]
 )
 def test_probabilities_are_those_of_training_to_the_bit(name: str, temperature: float, together: int) -> None:
+    """Asked for in miles#1031."""
     place = Place(name, temperature)
     answers = place.exact(together=together)
     assert place.differences(answers) == [0.0] * 4
@@ -150,6 +160,83 @@ def test_no_answer_depends_on_its_draft(flaw: str) -> None:
 
     assert place.exact(draft) == place.exact()
     assert len(calls) > 1
+
+
+@pytest.mark.parametrize("trains_as_it_reads", [True, False])
+@pytest.mark.parametrize("precision", [torch.float32, torch.bfloat16], ids=str)
+def test_later_updates_compare_with_what_the_passes_have_computed(
+    precision: torch.dtype, trains_as_it_reads: bool
+) -> None:
+    """So the forward pass that computes it again is left out where training runs the same program."""
+    place = Place(temperature=0.7)
+    passes = []
+
+    def computed(batch: Batch) -> torch.Tensor:
+        labels = batch["labels"]
+        return log_probabilities(tempered(place.model(batch).logits, batch), labels).where(
+            labels != IGNORE, 0.0
+        )
+
+    def token_log_probabilities(batches: Sequence[Batch]) -> list[torch.Tensor]:
+        passes.append(len(batches))
+        return list(map(computed, batches))
+
+    with torch.no_grad(), torch.autocast("cpu", precision, enabled=precision != torch.float32):
+        batches = place.batches(place.exact())
+        rollout = Rollout(batches, 0, {}, [], [], 0)
+        context: Any = SimpleNamespace(rank_info=SimpleNamespace(rank=0))
+        engine: Any = SimpleNamespace(token_log_probabilities=token_log_probabilities)
+        others: Any = None
+        rollouts = Rollouts(
+            spec=place.rows.spec.model_copy(update={"epochs": 2}),
+            sequence_length=LENGTH,
+            dropout_seed=None,
+            workload=place.workload,
+            layout=Layout(),
+            context=context,
+            sampler=others,
+            judge=others,
+            prompts_ahead=0,
+            is_bitwise=True,
+            trains_as_it_reads=trains_as_it_reads,
+        )
+        rollouts.begin(has_read_answers=True)
+        first, second = rollouts._updates(engine, [rollout], is_stale=False)
+        assert passes == ([] if trains_as_it_reads else [4])
+        assert not any(SAMPLED in batch for batch in first.batches)
+        for batch, made in zip(second.batches, batches, strict=True):
+            assert torch.equal(batch[SAMPLED], computed(made))
+
+
+@pytest.mark.parametrize(
+    ("part", "changes", "same"),
+    [
+        ("train", {}, True),
+        ("train", {"precision": "bf16"}, True),
+        ("train", {"determinism": "rerun"}, False),
+        ("train", {"compile": True}, False),
+        ("train", {"precision": "fp8"}, False),
+        ("workload", {"dropout": 0.1}, False),
+        ("workload", {"embedding_noise": 1.0}, False),
+        ("workload", {"adapter": AdapterSpec(kind="lora", rank=4)}, True),
+        ("workload", {"adapter": AdapterSpec(kind="lora", rank=4, quantize="nf4")}, False),
+    ],
+    ids=str,
+)
+def test_which_jobs_train_by_the_program_that_reads(part: str, changes: dict[str, Any], same: bool) -> None:
+    specs: dict[str, Any] = {
+        "train": TrainSpec(
+            steps=1, global_batch=16, precision="fp32", determinism="bitwise", virtual_shards=4
+        ),
+        "workload": WorkloadSpec(model="qwen3-tiny", objective="grpo"),
+    }
+    specs[part] = specs[part].model_copy(update=changes)
+    device: Any = SimpleNamespace(device=torch.device("cpu"))
+    asked = specs["workload"], specs["train"]
+    assert trains_as_it_reads(Place().workload, *asked, device) == same
+    assert not trains_as_it_reads(Place("mixtral-tiny", **EXPERTS).workload, *asked, device)
+    device.device = torch.device("cuda")
+    assert not trains_as_it_reads(Place().workload, *asked, device)
 
 
 def test_logits_that_are_not_finite_are_refused() -> None:

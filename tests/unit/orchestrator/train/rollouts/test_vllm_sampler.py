@@ -144,6 +144,18 @@ def test_a_missing_log_probability_is_refused(
         made.answers_of(UNIT)
 
 
+def test_the_log_probability_of_the_drawn_token_is_taken_from_among_others(
+    sampler: Callable[..., VllmSampler], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Asked for in NeMo-RL#3297, where that of the first candidate counted."""
+    made = sampler(workload_of())
+    alone = made.answers_of(UNIT)
+    monkeypatch.setenv("VLLM_STUB_OTHERS", "1")
+    assert made.answers_of(UNIT) == alone
+    likely = made.answers_of(UNIT._replace(is_greedy=True))
+    assert likely[0][0].tokens != alone[0][0].tokens, "the first candidate is the drawn one"
+
+
 def test_a_log_probability_that_is_not_finite_is_a_fault_of_the_weights(
     sampler: Callable[..., VllmSampler], monkeypatch: pytest.MonkeyPatch
 ) -> None:
