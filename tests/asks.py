@@ -556,6 +556,7 @@ ASKS = (
         "Fine-tune a pruned model without losing its zeros, and load the result in transformers.",
         "`workload: {init_from: RUN}` with `prune: {keep: true}`",
         "dist/test_prune_run.py::test_a_run_that_begins_with_it_trains_the_zeros_with_a_note_or_holds_them",
+        "one test of both: that transformers loads the zeros of a pruned run has a test of its own",
     ),
     Ask(
         "ray#59270",

@@ -95,7 +95,7 @@ def trains_as_it_reads(workload: Workload, spec: WorkloadSpec, train: TrainSpec,
     """Return whether training computes the log-probabilities of answers as `TrainingPass` does, to the bit.
 
     It does where both run the same program. With experts, those of an answer depend on the other rows of its
-    micro-batch. GPUs have not been tried.
+    micro-batch. GPUs and adapters have not been tried.
 
     Args:
         workload: the workload.
@@ -107,7 +107,7 @@ def trains_as_it_reads(workload: Workload, spec: WorkloadSpec, train: TrainSpec,
         train.compile
         or train.dtype == "fp8"
         or spec.draws
-        or bool(spec.adapter and spec.adapter.quantize != "none")
+        or spec.adapter is not None
         or bool(workload.config.moe)
     )
     return bool(train.bitwise_shards) and device.device.type == "cpu" and not has_other_program

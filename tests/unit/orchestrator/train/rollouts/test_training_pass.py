@@ -218,8 +218,7 @@ def test_later_updates_compare_with_what_the_passes_have_computed(
         ("train", {"precision": "fp8"}, False),
         ("workload", {"dropout": 0.1}, False),
         ("workload", {"embedding_noise": 1.0}, False),
-        ("workload", {"adapter": AdapterSpec(kind="lora", rank=4)}, True),
-        ("workload", {"adapter": AdapterSpec(kind="lora", rank=4, quantize="nf4")}, False),
+        ("workload", {"adapter": AdapterSpec(kind="lora", rank=4)}, False),
     ],
     ids=str,
 )
