@@ -365,10 +365,8 @@ bounds, and `beyond` the highest whatever the bounds. The versions of constraint
 The table is of 30 November 2026. On that day the index had no newer Ray, peft or TRL than the pinned ones, no nightly
 torch, and of MLflow 3.18.0 only one of its two packages. The last two sets were cut short on an overloaded machine:
 only the tests of templates, generation, classes, columns and part of TRL's losses ran. Groups of ranks timed out while
-they started (five and four), and MLflow, peft, DeepSpeed and Ray were not reached. `newest` was not run. Four of the six
-failures of `oldest` are of CSV files that an older `datasets` writes for the test; they are not explained yet.
-
-`orchestrator doctor` warns of a version outside of the bounds, and of those below that differ within them.
+they started (five and four), and MLflow, peft, DeepSpeed and Ray were not reached. `newest` was not run. Four of the
+six failures of `oldest` are of CSV files that an older `datasets` writes for the test. They are not explained yet.
 
 """
 
