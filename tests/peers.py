@@ -221,10 +221,16 @@ class Broken:
 BROKEN: tuple[Broken, ...] = (
     Broken(
         {"transformers": "<5.4"},
-        "Configurations are no dataclasses, so no pretrained folder is read. With 5.0.0, Gemma 2 and gpt-oss's class "
-        "for sequences compute other logits than 5.23.0.",
+        "Configurations are no dataclasses, so no pretrained folder is read.",
         "The lower bound is 5.4.",
         "with_transformers|equals_transformers|transformers_loads|of_trl|of_peft|settings_of_a_folder",
+    ),
+    Broken(
+        {"transformers": "<5.5"},
+        "Gemma 2 (by 0.07) and gpt-oss's class for sequences (by 0.8) have other logits in 5.0.0 and 5.4.0 than in "
+        "5.23.0 and 5.24.0, which agree with this project. The releases between were not run.",
+        "`orchestrator doctor` warns.",
+        r"equals_transformers\[(Gemma 2|gpt-oss, sequence classes)\]",
     ),
     Broken(
         {"pydantic": "<2.12.2"},
@@ -283,6 +289,38 @@ SEEN: Mapping[str, Seen] = {
         },
         "204 pass, 65 fail",
     ),
+    "oldest": Seen(
+        {
+            "transformers": "5.4.0",
+            "torch": "2.13.0",
+            "ray": "2.60.0",
+            "mlflow": "3.17.0",
+            "peft": "0.21.0",
+            "trl": "1.16.0",
+            "deepspeed": "0.18.0",
+            "lm-eval": "0.4.13",
+            "optuna": "5.0.0",
+            "tokenizers": "0.22.1",
+            "pydantic": "2.12.2",
+        },
+        "271 pass, 6 fail; cut short",
+    ),
+    "beyond": Seen(
+        {
+            "transformers": "5.24.0",
+            "torch": "2.15.0",
+            "ray": "2.60.0",
+            "mlflow": "3.17.2",
+            "peft": "0.21.2",
+            "trl": "1.16.0",
+            "deepspeed": "0.19.8",
+            "lm-eval": "0.4.13",
+            "optuna": "5.0.0",
+            "tokenizers": "0.23.3",
+            "pydantic": "2.14.4",
+        },
+        "280 pass, 0 fail; cut short",
+    ),
 }
 """By the name of the set, see `tests/bench/contract_by_releases.py`."""
 
@@ -322,8 +360,13 @@ VERSIONS = """
 
 `make test-releases` makes an environment for each of three sets of versions, and runs the tests marked `contract` in
 it: `oldest` has the lowest versions that pyproject.toml allows, `newest` the highest on the package index within its
-bounds, and `beyond` the highest whatever the bounds. The versions of constraints.txt pass all tests of the suite.
-`orchestrator doctor` warns of a version outside of the bounds, and of those below that differ within them.
+bounds, and `beyond` the highest whatever the bounds. The versions of constraints.txt pass all tests.
+
+The table is of 30 November 2026. On that day the index had no newer Ray, peft or TRL than the pinned ones, no nightly
+torch, and of MLflow 3.18.0 only one of its two packages. The last two sets were cut short on an overloaded machine:
+only the tests of templates, generation, classes, columns and part of TRL's losses ran. Groups of ranks timed out while
+they started (five and four), and MLflow, peft, DeepSpeed and Ray were not reached. `newest` was not run. Four of the
+six failures of `oldest` are of CSV files that an older `datasets` writes for the test. They are not explained yet.
 
 """
 
