@@ -284,6 +284,9 @@ def _with_local_times(message: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def _send(connection: socket.socket, message: dict[str, Any]) -> None:
+    line = json.dumps(message).encode() + b"\n"
     with contextlib.suppress(OSError):
         # One frozen rank must not hold up the thread that reads all others.
-        connection.send(json.dumps(message).encode() + b"\n", socket.MSG_DONTWAIT)
+        if connection.send(line, socket.MSG_DONTWAIT) < len(line):
+            # The next message would follow the half of this one. A rank so far behind is given up, and counts as dead.
+            connection.shutdown(socket.SHUT_RDWR)

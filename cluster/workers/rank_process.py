@@ -196,7 +196,7 @@ class HeartbeatSender:
                 if message.get("acknowledged"):
                     self._acknowledged.set()
                     return
-        except OSError:
+        except (OSError, ValueError):  # a connection that ends within a message
             pass
         os._exit(1)
 

@@ -213,6 +213,16 @@ class Shared:
                 os.close(file)
 
 
+def _is_unread(data: bytearray) -> bool:
+    """Whether no connection still sends from this memory: Python refuses to resize a bytearray that has a view."""
+    if data:
+        try:
+            data.append(data.pop())  # both within what is allocated, so that nothing moves
+        except BufferError:
+            return False
+    return True
+
+
 class SnapshotServer:
     """Parts of snapshots in memory, at most `limit_bytes` of copies, served on a socket. They end with the process."""
 
@@ -311,7 +321,7 @@ class SnapshotServer:
             return {"error": refused}
         try:
             # Memory that was just freed needs no new pages.
-            data = next((old for old in freed if len(old) == size), None) or bytearray(size)
+            data = next((old for old in freed if len(old) == size and _is_unread(old)), None) or bytearray(size)
             receive(connection, memoryview(note))
             receive(connection, memoryview(data))
             with self._changed:

@@ -341,6 +341,7 @@ REWRITTEN = {
     "AdapterSpec": "one value stands for a list of it",
     "ResourceSpec": "one value stands for a mapping of it",
     "RolloutSpec": "one value stands for a mapping of it",
+    "DistillSpec": "one number stands for both bounds of teacher workers",
     "TrainSpec": "one value stands for a mapping of it",
     "JobSpec": "own samples have one objective alone",
     "DataSpec": "what text needs and own samples do without; streaming has one shuffle alone",

@@ -220,9 +220,9 @@ def test_a_job_that_needs_a_teacher_worker_waits_for_it_and_no_longer_than_its_l
     spec = teaching(min=1, max=2)
     first = State(phase="wait", since=NOW - 100)
     _, action = decide(policy(spec), first, see(1, ranks=()))
-    assert action.reason == "room for 1 workers, and the smallest gang has 1 and 1 teacher worker"
+    assert action.reason == "room for 1 worker, and the smallest gang has 1 and 1 teacher worker"
     state, _ = decide(policy(spec), dataclasses.replace(first, since=NOW - 601), see(1, ranks=()))
-    assert "waited 601 s for 1 workers and 1 teacher worker and there is room for 1" in state.reason
+    assert "waited 601 s for 1 worker and 1 teacher worker and there is room for 1" in state.reason
     lost = at("train", no_rollouts=NOW - ROLLOUT_START - 1)
     _, action = decide(policy(spec), lost, see(3, ranks=ranks(waiting=True)))
     assert action.fault is not None

@@ -251,7 +251,7 @@ def test_a_commit_that_is_removed_before_it_is_held(
 
     def late(*words: Any, **keywords: Any) -> None:
         if STEP in theirs.steps():
-            monkeypatch.setattr(retention, "held", lambda paths: set())
+            monkeypatch.setattr(retention, "pinned_steps", lambda paths: set())
             commit(theirs, 12)
         copy_commit(*words, **keywords)
 

@@ -176,7 +176,7 @@ def test_the_load_is_summed_over_micro_batches() -> None:
     module, hidden = mixture(gate="sigmoid", bias_rate=0.1), random(2, 9, 16)
     module(hidden)
     module(hidden)
-    assert module.seen[1:-2].sum() == 2 * 2 * 9 * 2
+    assert module.routing_statistics[1:-2].sum() == 2 * 2 * 9 * 2
 
 
 ROUTINGS = [
@@ -203,9 +203,9 @@ def test_what_stands_at_padding_moves_nothing(options: dict, count: int) -> None
         hidden[~real] = 10 * random(int((~real).sum()), 16, seed=seed)
         out, extra = module(hidden, real)
         (out[real].square().sum() + extra).backward()
-        assert module.seen is not None
+        assert module.routing_statistics is not None
         grads = [p.grad for p in (*module.router.parameters(), *module.experts.parameters())]
-        found.append([out[real], extra, module.seen, *grads])
+        found.append([out[real], extra, module.routing_statistics, *grads])
     for one, other in zip(*found, strict=True):
         assert torch.equal(one, other)
 
@@ -216,9 +216,9 @@ def test_padding_has_no_part_in_what_is_counted(options: dict) -> None:
     out, _ = module(hidden, real)
     routes = module.router(hidden, real)
     tokens = int(real.sum())
-    assert module.seen is not None
-    assert int(module.seen[:-2].sum()) == tokens * module.moe.top_k
-    assert float(module.seen[-1]) == tokens
+    assert module.routing_statistics is not None
+    assert int(module.routing_statistics[:-2].sum()) == tokens * module.moe.top_k
+    assert float(module.routing_statistics[-1]) == tokens
     assert bool((routes.experts[~real] == PADDING).all())
     assert bool((routes.experts[real] != PADDING).all())
     shared = 0 if module.shared is None else module.shared(hidden)[~real]
@@ -231,11 +231,11 @@ def test_padded_sequences_are_routed_as_they_are_alone(options: dict) -> None:
     lengths = (5, 12, 9)
     real = torch.arange(12) < torch.tensor(lengths)[:, None]
     out, extra = module(hidden, real)
-    seen, module.seen = module.seen, None
+    seen, module.routing_statistics = module.routing_statistics, None
     alone = [module(hidden[i : i + 1, :n]) for i, n in enumerate(lengths)]
     torch.testing.assert_close(out[real], torch.cat([part[0][0] for part in alone]))
     torch.testing.assert_close(extra, torch.stack([part[1] for part in alone]).mean())
-    torch.testing.assert_close(seen, module.seen, rtol=1e-6, atol=0)
+    torch.testing.assert_close(seen, module.routing_statistics, rtol=1e-6, atol=0)
 
 
 def test_padding_takes_no_capacity() -> None:
@@ -263,12 +263,12 @@ def test_what_routers_did_is_counted_in_training_and_evaluation(gate: str) -> No
     shares = scores / scores.sum(-1, keepdim=True)
     counted = [3 * int((routes.experts == expert).sum()) for expert in range(-1, 4)]
     assert counted[0] > 0
-    assert module.seen is not None
-    assert module.seen[:5].tolist() == counted
-    assert float(module.seen[5]) == pytest.approx(
+    assert module.routing_statistics is not None
+    assert module.routing_statistics[:5].tolist() == counted
+    assert float(module.routing_statistics[5]) == pytest.approx(
         -3 * float((shares * shares.log()).sum().detach()), rel=1e-5
     )
-    assert float(module.seen[6]) == 3 * 2 * 9
+    assert float(module.routing_statistics[6]) == 3 * 2 * 9
 
 
 def test_the_workload_hands_over_what_routers_did_once() -> None:
