@@ -15,9 +15,11 @@ from prepared import prepare_here
 from safetensors.torch import load_file
 from torch import Tensor
 
+from orchestrator.checkpoint.config import CheckpointSpec
 from orchestrator.config.errors import InputError
 from orchestrator.config.spec import parse
 from orchestrator.data.store.tokens import Tokens
+from orchestrator.export.check import check_export
 from orchestrator.export.converted import Conversion, form_option
 from orchestrator.export.hugging_face import batches
 from orchestrator.export.quantised import (
@@ -37,6 +39,7 @@ from workloads.errors import WorkloadError
 from workloads.inference import with_weights
 from workloads.load import load
 from workloads.model.scheme import Scheme
+from workloads.workload import Vocabulary
 
 SMALL = {"hidden": 64, "layers": 2, "heads": 4, "kv_heads": 2, "intermediate": 128}
 
@@ -124,6 +127,18 @@ def test_an_export_keeps_to_its_bytes(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=re.escape(wanted)):
         written(least - 1, "refused")
     assert not [*(tmp_path / "refused").iterdir()]
+
+
+def test_a_class_that_cannot_be_rounded_is_refused_before_the_run() -> None:
+    checkpoint, quantize = CheckpointSpec(export="hf"), QuantizeSpec(weights="int8", group="row")
+    for model, heads in (("llama-tiny", {"kv_heads": 2}), ("gpt-tiny", {})):
+        changes = {"hidden": 64, "layers": 2, "heads": 4, "intermediate": 128, **heads}
+        workload = load(model, "causal_lm", Vocabulary(256, eos=2), changes=changes, sequence_length=16)
+        if model == "llama-tiny":
+            check_export(checkpoint, workload, quantize)
+            continue
+        with pytest.raises(InputError, match=r"checkpoint.export: GPT2LMHeadModel .* outside a linear layer"):
+            check_export(checkpoint, workload, quantize)
 
 
 def test_a_loss_that_needs_more_than_the_samples_is_not_measured(tmp_path: Path) -> None:
