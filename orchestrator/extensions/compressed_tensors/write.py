@@ -71,8 +71,8 @@ def layers_in_full_precision(config: Mapping[str, Any], weights: Collection[str]
     layers = {weight.removesuffix(WEIGHT) for weight in weights}
     if others := sorted(layers - linear):
         raise WorkloadError(
-            f"{name} of transformers stores {others[0]} outside a linear layer, and compressed-tensors quantises linear "
-            f"layers only; {HINT}"
+            f"{name} of transformers stores {others[0]} outside a linear layer, and compressed-tensors quantises "
+            f"linear layers only; {HINT}"
         )
     return sorted(linear - layers)
 
