@@ -38,6 +38,11 @@ def count(number: float | None) -> str:
     return f"{number:.3g}"
 
 
+def value_text(number: float) -> str:
+    """Format a metric: whole numbers from 1,000 on exactly, such as 45,056 bytes; others with five digits."""
+    return f"{number:,.0f}" if abs(number) >= 1000 and number == round(number) else f"{number:.5g}"
+
+
 def run_name(job: str, folder: str) -> str:
     """Return a display name of a run from its job's name and the last part of its directory.
 

@@ -8,7 +8,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from orchestrator.observe.formatting import count, duration
+from orchestrator.observe.formatting import count, duration, value_text
 
 if TYPE_CHECKING:
     from jinja2 import Environment
@@ -40,6 +40,7 @@ def _environment() -> Environment:
         "size": size,
         "moment": moment,
         "short": short,
+        "value": value_text,
     }
     return environment
 
@@ -50,7 +51,7 @@ def size(value: float | None) -> str:
         return "unknown"
     for unit in ("B", "KiB", "MiB", "GiB"):
         if abs(value) < 1024:
-            return f"{value:.3g} {unit}" if unit != "B" else f"{value:.0f} B"
+            return f"{value:.3g} {unit}" if unit != "B" and abs(value) < 1000 else f"{value:.0f} {unit}"
         value /= 1024
     return f"{value:.3g} TiB"
 
