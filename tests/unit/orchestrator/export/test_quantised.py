@@ -14,6 +14,7 @@ from jobs import job, write_text
 from prepared import prepare_here
 from safetensors.torch import load_file
 from torch import Tensor
+from transformers import GPTNeoXConfig
 
 from orchestrator.checkpoint.config import CheckpointSpec
 from orchestrator.config.errors import InputError
@@ -129,16 +130,22 @@ def test_an_export_keeps_to_its_bytes(tmp_path: Path) -> None:
     assert not [*(tmp_path / "refused").iterdir()]
 
 
-def test_a_class_that_cannot_be_rounded_is_refused_before_the_run() -> None:
+def test_whether_a_class_can_be_rounded_is_known_before_the_run(tmp_path: Path) -> None:
+    """Also of a class that runs as it is, in a folder that names it without its head."""
     checkpoint, quantize = CheckpointSpec(export="hf"), QuantizeSpec(weights="int8", group="row")
-    for model, heads in (("llama-tiny", {"kv_heads": 2}), ("gpt-tiny", {})):
-        changes = {"hidden": 64, "layers": 2, "heads": 4, "intermediate": 128, **heads}
-        workload = load(model, "causal_lm", Vocabulary(256, eos=2), changes=changes, sequence_length=16)
-        if model == "llama-tiny":
-            check_export(checkpoint, workload, quantize)
-            continue
-        with pytest.raises(InputError, match=r"checkpoint.export: GPT2LMHeadModel .* outside a linear layer"):
-            check_export(checkpoint, workload, quantize)
+    sizes = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 96}
+    config = GPTNeoXConfig(vocab_size=256, pad_token_id=0, **sizes)
+    config.architectures = ["GPTNeoXModel"]
+    config.save_pretrained(tmp_path)
+    words = Vocabulary(256, eos=2, pad=0)
+    classes = load(f"hf:{tmp_path}", "sequence_classification", words, sequence_length=16, labels=("a", "b"))
+    check_export(checkpoint, classes, quantize)
+    check_export(
+        checkpoint, load("llama-tiny", "causal_lm", words, changes=SMALL, sequence_length=16), quantize
+    )
+    refused = load("gpt-tiny", "causal_lm", words, changes=SMALL | {"kv_heads": 4}, sequence_length=16)
+    with pytest.raises(InputError, match=r"checkpoint.export: GPT2LMHeadModel .* outside a linear layer"):
+        check_export(checkpoint, refused, quantize)
 
 
 def test_a_loss_that_needs_more_than_the_samples_is_not_measured(tmp_path: Path) -> None:
