@@ -8,7 +8,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from orchestrator.observe.formatting import count, duration, value_text
+from orchestrator.observe.formatting import count, duration, short, value_text
 
 if TYPE_CHECKING:
     from jinja2 import Environment
@@ -59,8 +59,3 @@ def size(value: float | None) -> str:
 def moment(seconds: float | None) -> str:
     """Format unix seconds as a date and time."""
     return "" if seconds is None else datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
-
-
-def short(value: Any) -> str:
-    """Format a value of a job as text, floats with four digits."""
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
