@@ -16,6 +16,8 @@ from orchestrator.storage.uri import is_local, local_path
 
 ONNX_MODEL = "model.onnx"
 GGUF_MODEL = "model.gguf"
+FORMS = ("hf", "onnx")
+"""The values of `checkpoint.export` whose folders are measured."""
 WEIGHTS = ("*.safetensors", "*.onnx", "*.onnx.data", "*.onnx_data")
 """Patterns of the files that hold weights."""
 

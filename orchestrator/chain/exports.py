@@ -14,7 +14,7 @@ from functools import cached_property
 from pathlib import Path
 
 from cluster.workers.machine import processors_here
-from orchestrator.bench.export_folder import ExportFolder, read_exports
+from orchestrator.bench.export_folder import FORMS, ExportFolder, read_exports
 from orchestrator.bench.inputs import Inputs, Prepare, comparable_metric, metrics_of, read_inputs
 from orchestrator.bench.measure import Tell, measure_exports, to_json
 from orchestrator.chain.measured_exports import EXPORTS, compared, comparison_context, shortfall, stored
@@ -39,8 +39,17 @@ def check_compress(chain: ChainSpec, stages: Mapping[str, StageRun]) -> None:
         return
     if compress.teacher not in stages:
         read_exports([str(compress.teacher)])
+    first, *_ = chain.exporting
     for stage in chain.exporting:
+        if (form := stage.job.checkpoint.export) not in FORMS:
+            problem = f"{stage.name} is exported as {form}, which is not measured"
+            hint = f"set checkpoint.export of {stage.name} to {' or '.join(FORMS)}, or to null"
+            raise InputError(problem, COMPRESS, hint)
         objective = stage.job.workload.objective
+        if objective != (theirs := first.job.workload.objective):
+            problem = f"{stage.name} trains {objective}, and {first.name} {theirs}: their exports cannot be compared"
+            hint = "set checkpoint.export of one of them to null"
+            raise InputError(problem, COMPRESS, hint)
         metrics = metrics_of(objective)
         if not metrics:
             hint = f"leave {COMPRESS} out, and compare them with `orchestrator evaluate`"

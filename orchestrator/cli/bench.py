@@ -85,25 +85,27 @@ def bench(
     if as_json:
         emit(rows)
         return
-    _print(rows, chosen)
+    show_exports(rows)
     print(about, file=sys.stderr)
     if output is not None:
         print(output)
 
 
-def _print(rows: list[dict[str, Any]], metric: str) -> None:
-    """Print what was measured, an export a line."""
+def show_exports(rows: list[dict[str, Any]]) -> None:
+    """Print the rows of `measure.to_json` as a table, an export a line. Times are left out unless all have them."""
     from orchestrator.observe.formatting import count, duration
     from orchestrator.observe.pages.page import size
 
+    metric = rows[0]["metric"]
     columns = ["export", metric, "share", "parameters", "weights", "memory"]
-    for speed in rows[0]["speeds"]:
+    timed = all(row["speeds"] for row in rows)
+    for speed in rows[0]["speeds"] if timed else ():
         columns += [f"batch {speed['batch']}: p50", "p95", "tokens/s"]
     cells = []
     for row in rows:
         line = [row["export"], f"{row['metrics'][metric]:.4g}", f"{100 * row['share']:.1f} %"]
         line += [count(row["parameters"]), size(row["weights_bytes"]), size(row["memory_bytes"])]
-        for speed in row["speeds"]:
+        for speed in row["speeds"] if timed else ():
             line += [duration(speed["p50_seconds"]), duration(speed["p95_seconds"])]
             line.append(count(speed["tokens_per_second"]))
         cells.append(line)

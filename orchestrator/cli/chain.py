@@ -130,10 +130,13 @@ def show_status(root: RunDir, chain: ChainSpec, as_json: bool) -> None:
 
 
 def show(summary: dict[str, Any]) -> None:
-    """Print the stages as a table."""
+    """Print the stages as a table, and the exports that were measured as another."""
     from orchestrator.chain.console import COLUMNS, rows
+    from orchestrator.cli.bench import show_exports
 
     table(f"{summary['name']}: {summary['state']}", COLUMNS, rows(summary))
+    if summary["exports"]:
+        show_exports(summary["exports"])
 
 
 def write_report(root: RunDir, chain: ChainSpec) -> None:

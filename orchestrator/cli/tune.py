@@ -81,6 +81,8 @@ def tune(
 
 def show(results: dict[str, Any]) -> None:
     """Print the trials as a table, best first."""
+    from orchestrator.observe.formatting import short, value_text
+
     keys = list(dict.fromkeys(key for trial in results["trials"] for key in trial["config"]))
     sign = 1 if results["mode"] == "min" else -1
     ranked = sorted(
@@ -93,9 +95,9 @@ def show(results: dict[str, Any]) -> None:
             trial["state"],
             str(trial["step"]),
             "-" if trial["value"] is None else f"{trial['value']:.4f}",
-            *(["-" if trial["second"] is None else f"{trial['second']:.5g}"] if second else []),
+            *(["-" if trial["second"] is None else value_text(trial["second"])] if second else []),
             *(["yes" if trial["trial"] in results["frontier"] else ""] if second else []),
-            *(_short(trial["config"].get(key)) for key in keys),
+            *(short(trial["config"].get(key)) for key in keys),
             trial["reason"],
         ]
         for trial in ranked
@@ -111,7 +113,3 @@ def show(results: dict[str, Any]) -> None:
         "why",
     ]
     table(f"{results['name']}: {len(rows)} trials, {results['steps']} steps", columns, rows)
-
-
-def _short(value: Any) -> str:
-    return f"{value:.4g}" if isinstance(value, float) else str(value)

@@ -76,7 +76,7 @@ class CompressSpec(StrictModel):
         "with an export",
     )
     samples: Positive = Field(default=2000, description="most held-out samples to read")
-    rounds: Count = Field(default=20, description="rounds in which each export is timed; 0 times none")
+    rounds: Count = Field(default=20, description="rounds in which each export is timed; 0 to time none")
 
 
 class VocabularySpec(StrictModel):

@@ -84,6 +84,8 @@ class ExportForm:
         usual: the one of them that is written unless another is asked for.
         rounded: those of them that are quantised.
         stores: whether it stores the integers that a run trained for with a scheme.
+        check_quantised: gets config.json and transformers' names of the weights that a scheme quantises. It raises
+            WorkloadError if the form cannot round one of them.
     """
 
     library: str
@@ -95,6 +97,7 @@ class ExportForm:
     usual: str = ""
     rounded: tuple[str, ...] = ()
     stores: Callable[[Scheme], bool] = lambda scheme: False
+    check_quantised: Callable[[Mapping[str, Any], Collection[str]], None] = lambda about, weights: None
 
 
 def names() -> list[str]:

@@ -127,9 +127,11 @@ def check_quantised(conversion: Conversion, workload: Workload) -> None:
     """Raise InputError or WorkloadError if the weights cannot be quantised for the format, judging by their names."""
     if conversion.scheme is None or conversion.scheme == FULL:
         return
+    form = form_named(QUANTISED if conversion.form == "hf" else conversion.form)
     if conversion.form == "hf":
-        check_packages(form_named(QUANTISED), QUANTIZE)
-    schemes_by_name(conversion.scheme, hf_weights(conversion.scheme, workload))
+        check_packages(form, QUANTIZE)
+    chosen = schemes_by_name(conversion.scheme, hf_weights(conversion.scheme, workload))
+    form.check_quantised(workload.hf_config(), chosen)
 
 
 def hf_weights(scheme: Scheme, workload: Workload) -> Mapping[str, Sequence[str]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
 from typing import Any
@@ -36,6 +37,23 @@ def count(number: float | None) -> str:
         if abs(number) >= size:
             return f"{number / size:.3g}{letter}"
     return f"{number:.3g}"
+
+
+def value_text(number: float) -> str:
+    """Format a metric: whole numbers from 1,000 on exactly, such as 45,056 bytes; others with five digits."""
+    return f"{number:,.0f}" if abs(number) >= 1000 and number == round(number) else f"{number:.5g}"
+
+
+def short(value: Any) -> str:
+    """Format a value of a job as the job file has it: floats with four digits, null, {weights: int8}."""
+    import yaml
+
+    if isinstance(value, str):
+        return value
+    if isinstance(value, float):
+        return f"{value:.4g}"
+    text: str = yaml.safe_dump(value, default_flow_style=True, sort_keys=False, width=math.inf)
+    return text.partition("\n")[0]
 
 
 def run_name(job: str, folder: str) -> str:

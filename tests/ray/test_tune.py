@@ -6,6 +6,7 @@ import contextlib
 import json
 import math
 import os
+import re
 import time
 from pathlib import Path
 from typing import Any
@@ -16,11 +17,13 @@ import yaml
 from base_run import run_base
 from jobs import curve, job, kill_tree, orchestrator, rows, started, wait_for, weights, write_job, write_text
 from prepared import with_data
+from safetensors.torch import load_file
 
 from cluster.local import local_cluster as loopback
 from cluster.local import node_processes
 from cluster.local.node import NodeSpec
 from orchestrator.checkpoint.commit_store import Store
+from orchestrator.export.hugging_face import export
 
 CLUSTER = "t-tune"
 LR = "train.optimizer.lr"
@@ -166,6 +169,53 @@ def test_a_search_killed_at_any_moment_goes_on(tmp_path: Path, sampler: str) -> 
     again = orchestrator("tune", path, "--json", cwd=tmp_path)
     assert again.returncode == 0
     assert json.loads(again.stdout)["sweep"]["best"] == json.loads(done.stdout)["sweep"]["best"]
+
+
+@pytest.mark.slow
+def test_a_search_over_bytes_counts_what_exports_take(tmp_path: Path) -> None:
+    """By grid over the layers and the format of the weights. The frontier's exports are then measured side by side."""
+    text = write_text(tmp_path / "corpus")
+    document = sweep_job(text, "sizes", sampler="grid", trials=None, metric=["validation.loss", "bytes"])
+    changes = {"hidden": 64, "layers": 2, "heads": 4, "kv_heads": 2, "intermediate": 128}
+    document["workload"] = {"model": "llama-tiny", "changes": changes}
+    document["data"]["validation"] = {"share": 0.1}
+    document["evaluate"] = {"every": 12}
+    formats = [None, {"weights": "int8", "group": "row"}, {"weights": "int4", "group": 32}]
+    layers = "workload.changes.layers"
+    document["tune"]["space"] = {"quantize": {"grid": formats}, layers: {"grid": [1, 2]}}
+    document = with_data(document, tmp_path / "data")
+    done = orchestrator("tune", write_job(tmp_path, document), "--json", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    sweep, found = tmp_path / "runs" / "sizes", json.loads(done.stdout)["sweep"]
+    trials = {trial["trial"]: trial for trial in found["trials"]}
+    assert found["second"] == "bytes"
+    assert [trial["state"] for trial in trials.values()] == ["done"] * 6
+    for name, trial in trials.items():
+        export(str(sweep / name), 12, str(tmp_path / name))
+        stored = load_file(tmp_path / name / "model.safetensors")
+        assert trial["second"] == sum(tensor.nbytes for tensor in stored.values()), trial["config"]
+    ends = [(trial["value"], trial["second"]) for trial in trials.values()]
+    beaten = {
+        one
+        for one in ends
+        for other in ends
+        if other != one and all(o <= t for o, t in zip(other, one, strict=True))
+    }
+    unbeaten = [name for name in trials if (trials[name]["value"], trials[name]["second"]) not in beaten]
+    assert sorted(found["frontier"]) == unbeaten
+    assert 1 < len(unbeaten) < 6
+    page = (sweep / "report.html").read_text()
+    points = re.findall(r'class="point( on)?"[^>]*><title>(\w+)', page)
+    assert sorted(name for _, name in points) == [*trials]
+    assert sorted(name for on, name in points if on) == unbeaten
+    held = str(next((tmp_path / "corpus").iterdir()))
+    options = ["--on", held, "--batch", "1", "--rounds", "1", "--threads", "1", "--json"]
+    measured = orchestrator("bench", *found["frontier"], *options, cwd=tmp_path)
+    assert measured.returncode == 0, measured.stderr
+    for row in json.loads(measured.stdout):
+        headers = row["weights_bytes"] - trials[row["export"]]["second"]
+        assert 0 < headers < 10_000
+        assert row["speeds"][0]["p50_seconds"] > 0
 
 
 def holders(root: int) -> dict[int, set[int]]:

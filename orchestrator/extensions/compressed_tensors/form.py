@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import contextlib
 import io
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from orchestrator.export.kinds import ExportForm, Plain, Written
 
 
 def _check(about: Mapping[str, Any], paired: bool) -> None:
-    """Any linear layer can be rounded; whether transformers has the weights in one is known when they are written."""
+    """Any class can be exported; `_check_quantised` says which of its weights can be rounded."""
+
+
+def _check_quantised(about: Mapping[str, Any], weights: Collection[str]) -> None:
+    from orchestrator.extensions.compressed_tensors.write import layers_in_full_precision
+
+    layers_in_full_precision(about, weights)
 
 
 def _write(plain: Plain) -> Written:
@@ -40,6 +46,7 @@ FORM = ExportForm(
     library="transformers",
     check=_check,
     write=_write,
+    check_quantised=_check_quantised,
     packages=("compressed-tensors", "transformers"),
     extra="quantize",
 )

@@ -6,7 +6,7 @@ config.json names the format in `quantization_config`; each quantised weight is 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -41,14 +41,7 @@ def export_compressed(plain: str, folder: str, chosen: Mapping[str, Scheme]) -> 
         raise WorkloadError(
             f"a generator and its discriminator can be exported only in full precision; {HINT}"
         )
-    linear = _linear_layers(plain, config)
-    layers = {name.removesuffix(WEIGHT) for name in chosen}
-    if others := sorted(layers - linear):
-        raise WorkloadError(
-            f"{config['architectures'][0]} of transformers stores {others[0]} outside a linear layer, and "
-            f"compressed-tensors quantises linear layers only; {HINT}"
-        )
-    kept = sorted(linear - layers)
+    kept = layers_in_full_precision(config, chosen)
     described = _described(chosen, kept)
     weights = Weights(plain)
     write(_tensors(weights, chosen, described), folder)
@@ -58,14 +51,30 @@ def export_compressed(plain: str, folder: str, chosen: Mapping[str, Scheme]) -> 
     return kept
 
 
-def _linear_layers(plain: str, config: dict[str, Any]) -> set[str]:
-    """Return the names of the linear layers of transformers' class."""
+def layers_in_full_precision(config: Mapping[str, Any], weights: Collection[str]) -> list[str]:
+    """Return the names of the linear layers of transformers' class that have none of the quantised weights.
+
+    Args:
+        config: config.json of the model.
+        weights: transformers' names of the weights to quantise.
+
+    Raises:
+        WorkloadError: the class stores one of them in something other than a linear layer.
+    """
     import transformers
 
-    read = transformers.AutoConfig.from_pretrained(plain, local_files_only=True)
+    name = config["architectures"][0]
+    kind = getattr(transformers, name)
     with torch.device("meta"):
-        model: nn.Module = getattr(transformers, config["architectures"][0])(read)
-    return {name for name, module in model.named_modules() if type(module) is nn.Linear}
+        model: nn.Module = kind(kind.config_class.from_dict(dict(config)))
+    linear = {path for path, module in model.named_modules() if type(module) is nn.Linear}
+    layers = {weight.removesuffix(WEIGHT) for weight in weights}
+    if others := sorted(layers - linear):
+        raise WorkloadError(
+            f"{name} of transformers stores {others[0]} outside a linear layer, and compressed-tensors quantises "
+            f"linear layers only; {HINT}"
+        )
+    return sorted(linear - layers)
 
 
 def _described(chosen: Mapping[str, Scheme], kept: list[str]) -> Any:

@@ -8,7 +8,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from orchestrator.observe.formatting import count, duration
+from orchestrator.observe.formatting import count, duration, short, value_text
 
 if TYPE_CHECKING:
     from jinja2 import Environment
@@ -40,6 +40,7 @@ def _environment() -> Environment:
         "size": size,
         "moment": moment,
         "short": short,
+        "value": value_text,
     }
     return environment
 
@@ -50,7 +51,7 @@ def size(value: float | None) -> str:
         return "unknown"
     for unit in ("B", "KiB", "MiB", "GiB"):
         if abs(value) < 1024:
-            return f"{value:.3g} {unit}" if unit != "B" else f"{value:.0f} B"
+            return f"{value:.3g} {unit}" if unit != "B" and abs(value) < 1000 else f"{value:.0f} {unit}"
         value /= 1024
     return f"{value:.3g} TiB"
 
@@ -58,8 +59,3 @@ def size(value: float | None) -> str:
 def moment(seconds: float | None) -> str:
     """Format unix seconds as a date and time."""
     return "" if seconds is None else datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
-
-
-def short(value: Any) -> str:
-    """Format a value of a job as text, floats with four digits."""
-    return f"{value:.4g}" if isinstance(value, float) else str(value)

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from orchestrator.observe.formatting import short
 from orchestrator.observe.pages.charts import (
     BOTTOM,
     LEFT,
@@ -215,6 +216,6 @@ def _axis(values: Sequence[Any], kind: str) -> tuple[list[float], list[Tick]]:
         marks = [low + share * width for share in (0.0, 0.5, 1.0)] if high > low else [low]
         ticks = [((m - low) / width, f"{math.exp(m) if logarithmic else m:.3g}") for m in marks]
         return [(a - low) / width for a in at], ticks
-    known = sorted({str(v) for v in values}, key=lambda text: (len(text), text))
+    known = sorted({short(v) for v in values}, key=lambda text: (len(text), text))
     heights = {text: n / max(len(known) - 1, 1) for n, text in enumerate(known)}
-    return [heights[str(v)] for v in values], [(height, text) for text, height in heights.items()]
+    return [heights[short(v)] for v in values], [(height, text) for text, height in heights.items()]

@@ -326,8 +326,10 @@ class HuggingFaceWorkload:
 
     def hf_config(self) -> Mapping[str, Any]:
         """See Workload.hf_config."""
-        settings: Mapping[str, Any] = self.config.hf_config().to_dict()
-        return settings
+        # A folder may name the class without a head, or another head's.
+        built = {"architectures": [type(self.config.bare).__name__]}
+        settings: dict[str, Any] = self.config.hf_config().to_dict()
+        return settings | built
 
     def hf_tensors(self) -> Collection[str]:
         """See Workload.hf_tensors."""

@@ -98,6 +98,29 @@ def test_an_objective_or_a_metric_that_is_not_measured_is_refused(tmp_path: Path
         check_compress(chain, stage_runs(chain, root))
 
 
+@pytest.mark.parametrize(
+    ("stage", "says"),
+    [
+        ({"checkpoint": {"export": "gguf"}}, "student is exported as gguf, which is not measured"),
+        (
+            {"workload": {"objective": "conversation"}},
+            "student trains conversation, and teacher causal_lm: their exports cannot be compared",
+        ),
+    ],
+)
+def test_exports_that_cannot_be_compared_are_refused_before_a_stage_begins(
+    stage: dict[str, Any], says: str, tmp_path: Path
+) -> None:
+    (held := tmp_path / "held.txt").write_text("words")
+    given = document(held_out=str(held))
+    given["stages"][1] |= stage
+    chain = parse_chain(given)
+    with pytest.raises(InputError) as error:
+        check_compress(chain, stage_runs(chain, RunDir(str(tmp_path))))
+    assert str(error.value).startswith(f"compress: {says}")
+    assert "null" in error.value.hint
+
+
 def measured(chain: ChainSpec, root: RunDir, share: float) -> None:
     assert chain.compress is not None
     rows = {"teacher": {"export": "teacher", "share": 1.0}, "student": {"export": "student", "share": share}}

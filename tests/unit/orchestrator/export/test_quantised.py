@@ -14,10 +14,13 @@ from jobs import job, write_text
 from prepared import prepare_here
 from safetensors.torch import load_file
 from torch import Tensor
+from transformers import GPTNeoXConfig
 
+from orchestrator.checkpoint.config import CheckpointSpec
 from orchestrator.config.errors import InputError
 from orchestrator.config.spec import parse
 from orchestrator.data.store.tokens import Tokens
+from orchestrator.export.check import check_export
 from orchestrator.export.converted import Conversion, form_option
 from orchestrator.export.hugging_face import batches
 from orchestrator.export.quantised import (
@@ -37,6 +40,7 @@ from workloads.errors import WorkloadError
 from workloads.inference import with_weights
 from workloads.load import load
 from workloads.model.scheme import Scheme
+from workloads.workload import Vocabulary
 
 SMALL = {"hidden": 64, "layers": 2, "heads": 4, "kv_heads": 2, "intermediate": 128}
 
@@ -124,6 +128,24 @@ def test_an_export_keeps_to_its_bytes(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=re.escape(wanted)):
         written(least - 1, "refused")
     assert not [*(tmp_path / "refused").iterdir()]
+
+
+def test_whether_a_class_can_be_rounded_is_known_before_the_run(tmp_path: Path) -> None:
+    """Also of a class that runs as it is, in a folder that names it without its head."""
+    checkpoint, quantize = CheckpointSpec(export="hf"), QuantizeSpec(weights="int8", group="row")
+    sizes = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 96}
+    config = GPTNeoXConfig(vocab_size=256, pad_token_id=0, **sizes)
+    config.architectures = ["GPTNeoXModel"]
+    config.save_pretrained(tmp_path)
+    words = Vocabulary(256, eos=2, pad=0)
+    classes = load(f"hf:{tmp_path}", "sequence_classification", words, sequence_length=16, labels=("a", "b"))
+    check_export(checkpoint, classes, quantize)
+    check_export(
+        checkpoint, load("llama-tiny", "causal_lm", words, changes=SMALL, sequence_length=16), quantize
+    )
+    refused = load("gpt-tiny", "causal_lm", words, changes=SMALL | {"kv_heads": 4}, sequence_length=16)
+    with pytest.raises(InputError, match=r"checkpoint.export: GPT2LMHeadModel .* outside a linear layer"):
+        check_export(checkpoint, refused, quantize)
 
 
 def test_a_loss_that_needs_more_than_the_samples_is_not_measured(tmp_path: Path) -> None:

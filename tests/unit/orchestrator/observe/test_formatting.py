@@ -1,10 +1,12 @@
-"""The names of runs among others."""
+"""The names of runs among others, and values as text."""
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
-from orchestrator.observe.formatting import run_name, trial_name
+from orchestrator.observe.formatting import run_name, short, trial_name, value_text
 
 
 @pytest.mark.parametrize(
@@ -34,3 +36,27 @@ def test_a_run_is_called_by_its_directory_where_its_job_is_not_named_after_it(
 )
 def test_trials_are_named_after_their_search(search: str, name: str) -> None:
     assert trial_name(search, "0003") == name
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (None, "null"),
+        (True, "true"),
+        (0.000123456, "0.0001235"),
+        ("adamw", "adamw"),
+        ({"weights": "int8", "group": "row"}, "{weights: int8, group: row}"),
+        ([1, 2], "[1, 2]"),
+    ],
+)
+def test_a_value_of_a_job_is_shown_as_a_job_file_has_it(value: Any, text: str) -> None:
+    assert short(value) == text
+
+
+def test_a_metric_that_counts_is_shown_exactly() -> None:
+    assert [value_text(number) for number in (309_728.0, 999.0, 5.678812, 1234.5678)] == [
+        "309,728",
+        "999",
+        "5.6788",
+        "1234.6",
+    ]

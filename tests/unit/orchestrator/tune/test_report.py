@@ -128,3 +128,4 @@ def test_the_page_of_two_metrics_has_the_frontier(tmp_path: Path) -> None:
         "0000",
     ]
     assert '<th class="n">parameters</th>' in page
+    assert '<td class="n">4,000,000</td>' in page

@@ -324,10 +324,11 @@ def test_no_run_is_an_input_error(tmp_path: Path) -> None:
 
 
 def test_size_and_moment() -> None:
-    assert [size(v) for v in (None, 12, 2048, 3.5 * 2**30, 2**41)] == [
+    assert [size(v) for v in (None, 12, 2048, 1010 * 2**10, 3.5 * 2**30, 2**41)] == [
         "unknown",
         "12 B",
         "2 KiB",
+        "1010 KiB",
         "3.5 GiB",
         "2 TiB",
     ]
