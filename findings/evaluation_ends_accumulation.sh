@@ -59,7 +59,7 @@ seen = {stop: updates(stop) for stop in (None, EVALUATION + 1, 3, EVALUATION)}
 names = {None: "no evaluation", EVALUATION + 1: "a whole one", 3: "left after 3 batches of 6", EVALUATION: "left at its last batch"}
 for stop, epochs in seen.items():
     print(f"{names[stop]}: {epochs}")
-print("seen: " + "; ".join(f"{sum(epoch.count('1') for epoch in seen[stop])} updates with {names[stop]}" for stop in seen))
+print("seen: " + ", ".join(f"{sum(epoch.count('1') for epoch in seen[stop])} updates ({names[stop]})" for stop in seen))
 assert seen[None] == seen[EVALUATION + 1] == ["0001000101"] * 2
 assert seen[3] == ["0001000100", "0100010001"]
 assert seen[EVALUATION] == ["0011111111"] * 2

@@ -4,7 +4,7 @@
 # Guess: with a seed, the examples before a question follow from the task, the seed and the document. Ranks only share the work.
 # Behaviour: each rank draws from one sequence of random numbers, document after document, and all ranks begin with the same one. The
 #   third document has the third draw on one process and the second draw on two. Almost every prompt changes with the number of
-#   ranks, and with --samples, which picks documents. The first document of each rank has the same examples.
+#   ranks, and with --samples, which picks documents. The first documents of the two ranks have the same examples.
 # Packages: lm-eval 0.4.13
 # Why it matters: a score that was measured on one GPU is compared with one of eight. Few-shot scores of small models move by points
 #   with their examples, and no output says that the prompts differ.
