@@ -136,7 +136,7 @@ docs: install ## the documentation site, into build/docs; needs no network
 test-releases: install ## quantised exports, read by older and newer releases of transformers, compressed-tensors and onnxruntime
 	$(BIN)/python tests/bench/read_by_releases.py build/releases
 
-findings: ## what public software does that good guesses miss: run each script of findings/, up to an hour
+findings: ## what public software does that good guesses miss: run each script of findings/, an hour or more
 	@failed=0; for script in findings/*.sh; do \
 	  began=$$(date +%s); result=holds; \
 	  seen=$$(bash $$script 2>&1) || { result=CHANGED; failed=1; }; \
