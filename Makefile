@@ -137,7 +137,7 @@ test-releases: install ## quantised exports and the contract tests by older and 
 	$(BIN)/python tests/bench/read_by_releases.py build/releases
 	$(BIN)/python tests/bench/contract_by_releases.py build/releases
 
-findings: ## what public software does that good guesses miss: run each script of findings/, up to an hour
+findings: ## what public software does that good guesses miss: run each script of findings/, an hour or more
 	@failed=0; for script in findings/*.sh; do \
 	  began=$$(date +%s); result=holds; \
 	  seen=$$(bash $$script 2>&1) || { result=CHANGED; failed=1; }; \

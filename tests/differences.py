@@ -57,6 +57,8 @@ TRACKER = "unit/orchestrator/observe/test_mlflow_delivery.py"
 MLFLOW = "unit/orchestrator/observe/test_mlflow_checks.py"
 GGUF = "unit/orchestrator/extensions/gguf/test_write.py"
 SPACE = "unit/orchestrator/tune/test_space.py"
+SPLIT = "unit/orchestrator/data/samples/test_held_out_split.py"
+SKIPPED = "dist/train/test_skipped.py"
 BATCHES = "unit/orchestrator/data/samples/test_batches.py"
 ORDER = "unit/orchestrator/data/samples/test_order.py"
 SECTIONS = "unit/orchestrator/data/samples/sections/test_order.py"
@@ -324,6 +326,14 @@ TOPICS: dict[str, tuple[Difference, ...]] = {
             (f"{NORMS}::test_gradients_at_the_bound_shrink_by_a_millionth_as_torch_has_it",),
         ),
         Difference(
+            "torch",
+            "With DTensor, `GradScaler` reduces the flag of an overflow by the placement of the first gradient. If "
+            "that one is replicated, the rank with the overflow alone skips the update.",
+            "findings/one_rank_skips_the_update.sh",
+            "The norm over all ranks decides, so all ranks skip, under every layout.",
+            (f"{SKIPPED}::test_so_it_is_under_other_layouts",),
+        ),
+        Difference(
             "deepspeed",
             "Gradients are clipped at 1.0 where the configuration has no `gradient_clipping`.",
             "deepspeed/runtime/constants.py",
@@ -501,6 +511,30 @@ TOPICS: dict[str, tuple[Difference, ...]] = {
                 f"{SECTIONS}::test_any_resume_at_any_width_reads_the_same_samples",
                 f"{BATCHES}::test_a_batch_may_straddle_epochs",
             ),
+        ),
+        Difference(
+            "datasets",
+            "A stream that is shuffled before `take` and `skip` divide it is divided anew in each epoch: validation "
+            "rows are trained from the second epoch on.",
+            "findings/split_rows_come_back.sh",
+            "Whether a document is held out follows from its text alone, in every epoch.",
+            (f"{SPLIT}::test_neither_order_nor_cuts_nor_more_files_move_a_document",),
+        ),
+        Difference(
+            "datasets",
+            "`map` keys its cache by the name of an imported function: after a change of its code, or of what it "
+            "calls, it returns the rows of before.",
+            "findings/changed_helper_old_rows.sh",
+            "Prepared data is keyed by the code of your functions, and by all that they import from the same folder.",
+            ("unit/workloads/own/test_object_reference.py::test_all_that_it_imports_from_its_folder_counts",),
+        ),
+        Difference(
+            "torch",
+            "`multinomial` adds up float32 weights in float32: of millions of rows, light ones at the end of the "
+            "table are never drawn.",
+            "findings/short_rows_are_never_drawn.sh",
+            "Nothing is drawn by weight: an epoch has the exact number of samples of each source.",
+            (f"{ORDER}::test_an_epoch_takes_its_weight_of_every_source",),
         ),
         Difference(
             "ray",
