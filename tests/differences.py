@@ -39,6 +39,7 @@ class Difference:
 
 
 TOKENIZER = "unit/orchestrator/data/encoding/test_tokenizer.py"
+TRAINING = "unit/orchestrator/data/encoding/test_training.py"
 AUTO = "unit/orchestrator/data/encoding/test_auto_tokenizer.py"
 ANSWERS = "unit/orchestrator/data/prepare/test_predicted_answers.py"
 BEHAVIOUR = "unit/workloads/hf/check/test_behaviour.py"
@@ -62,6 +63,9 @@ SKIPPED = "dist/train/test_skipped.py"
 BATCHES = "unit/orchestrator/data/samples/test_batches.py"
 ORDER = "unit/orchestrator/data/samples/test_order.py"
 SECTIONS = "unit/orchestrator/data/samples/sections/test_order.py"
+MIXED = "unit/orchestrator/data/samples/mixture/test_mixed_order.py"
+INTERLEAVE = "unit/orchestrator/data/samples/mixture/test_interleave.py"
+SPLIT = "unit/orchestrator/data/samples/test_held_out_split.py"
 SCHEDULERS = "unit/orchestrator/tune/test_schedulers.py"
 KUBERAY = "unit/orchestrator/extensions/render/test_checks.py"
 FRAMED = "unit/orchestrator/resolve/test_framed_text.py"
@@ -153,10 +157,14 @@ TOPICS: dict[str, tuple[Difference, ...]] = {
             "In every process, the WordPiece trainer numbers the letters inside of words in another order.",
             "findings/letters_numbered_anew.sh",
             "Equal texts give equal tokenizers in every process.",
-            (
-                "unit/orchestrator/data/encoding/test_training.py::"
-                "test_equal_texts_give_equal_tokenizers_in_every_process",
-            ),
+            (f"{TRAINING}::test_equal_texts_give_equal_tokenizers_in_every_process",),
+        ),
+        Difference(
+            "sentencepiece",
+            "The number of threads decides which pieces a unigram model learns, and their ids.",
+            "findings/threads_number_the_pieces.sh",
+            "Equal texts give equal tokenizers with any number of threads.",
+            (f"{TRAINING}::test_equal_texts_give_equal_tokenizers_in_every_process",),
         ),
     ),
     "Pretrained folders": (
@@ -535,6 +543,71 @@ TOPICS: dict[str, tuple[Difference, ...]] = {
             "findings/short_rows_are_never_drawn.sh",
             "Nothing is drawn by weight: an epoch has the exact number of samples of each source.",
             (f"{ORDER}::test_an_epoch_takes_its_weight_of_every_source",),
+        ),
+        Difference(
+            "datasets",
+            "If the ranks divide the files of a mixture, all ranks draw from the same source at every step: with one "
+            "row a rank, a global batch is of one source.",
+            "findings/ranks_draw_the_same_source.sh",
+            "The order is that of the whole job, and ranks share out its batches: any part of it has the proportions.",
+            (
+                f"{INTERLEAVE}::test_every_window_of_positions_has_the_proportions_but_for_a_constant",
+                f"{BATCHES}::test_every_layout_computes_the_same_global_batch",
+            ),
+        ),
+        Difference(
+            "datasets",
+            "`set_epoch` changes the order of the files of a streamed data set that nobody shuffles. Trainer calls it.",
+            "findings/epochs_move_files.sh",
+            "With `shuffle: sections`, the sections come in their own order in every epoch.",
+            (f"{SECTIONS}::test_an_epoch_has_every_sample_once_section_after_section",),
+        ),
+        Difference(
+            "litdata",
+            'With `batching_method="per_stream"`, two data sets alternate, whatever their weights are.',
+            "findings/weights_of_whole_batches.sh",
+            "Sources come in proportion to their weights, in any part of the order.",
+            (f"{INTERLEAVE}::test_every_window_of_positions_has_the_proportions_but_for_a_constant",),
+            "0.2.76",
+        ),
+        Difference(
+            "litdata",
+            "`train_test_split` shuffles whole chunks and takes rows in order. Of one chunk the last rows are held "
+            "out, for every seed.",
+            "findings/random_split_of_neighbours.sh",
+            "`data.validation.share` draws single documents, by their text.",
+            (
+                f"{SPLIT}::test_neither_order_nor_cuts_nor_more_files_move_a_document",
+                f"{SPLIT}::test_about_the_share_is_held_out",
+            ),
+            "0.2.76",
+        ),
+        Difference(
+            "mosaicml-streaming",
+            "Stratified batches round the share of each stream. The epoch ends where one runs out, and the rest of the "
+            "others is left out: one row in five with 100 and 900 rows and batches of 8.",
+            "findings/a_stream_runs_out.sh",
+            "A pass over a source has every sample once, whatever the batch is, and what is left of it comes next.",
+            (f"{MIXED}::test_every_pass_has_every_sample_once",),
+            "0.13.0",
+        ),
+        Difference(
+            "mosaicml-streaming",
+            "The state of a loader counts a batch that is packed into one sequence as one row, so that a resume reads "
+            "most of the epoch again.",
+            "findings/packed_batch_is_one_row.sh",
+            "The position counts samples, and a packed sequence is one: a resume reads what comes next.",
+            (f"{MIXED}::test_a_run_that_is_cut_off_and_goes_on_at_other_widths_reads_the_same",),
+            "0.13.0",
+        ),
+        Difference(
+            "webdataset",
+            "All epochs have one order of the shards. With workers, `detshuffle` has one too, unless they are "
+            "persistent.",
+            "findings/same_shards_every_epoch.sh",
+            "Each epoch has an order of its own.",
+            (f"{ORDER}::test_epochs_and_seeds_have_their_own_order",),
+            "1.0.2",
         ),
         Difference(
             "ray",

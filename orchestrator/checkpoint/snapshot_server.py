@@ -321,7 +321,9 @@ class SnapshotServer:
             return {"error": refused}
         try:
             # Memory that was just freed needs no new pages.
-            data = next((old for old in freed if len(old) == size and _is_unread(old)), None) or bytearray(size)
+            data = next((old for old in freed if len(old) == size and _is_unread(old)), None) or bytearray(
+                size
+            )
             receive(connection, memoryview(note))
             receive(connection, memoryview(data))
             with self._changed:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from typing import Any
@@ -41,9 +42,15 @@ def trained(special: tuple[str, ...] = (), **recipe: Any) -> str:
 
 
 def test_equal_texts_give_equal_tokenizers_in_every_process() -> None:
-    given = json.dumps([TEXTS, RECIPES])
+    """The other process has another number of threads too: the trainer of unigram models adds up by thread."""
+    threads = {"TOKENIZERS_PARALLELISM": "true", "RAYON_NUM_THREADS": "3"}
     done = subprocess.run(
-        [sys.executable, "-c", IN_ANOTHER_PROCESS], input=given, capture_output=True, text=True, timeout=120
+        [sys.executable, "-c", IN_ANOTHER_PROCESS],
+        input=json.dumps([TEXTS, RECIPES]),
+        env=os.environ | threads,
+        capture_output=True,
+        text=True,
+        timeout=120,
     )
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout) == [trained(**recipe) for recipe in RECIPES]
