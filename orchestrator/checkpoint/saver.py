@@ -215,7 +215,7 @@ class Saver:
         began = time.perf_counter()
         buffer.finish()
         copied = time.perf_counter()
-        # No other thread talks to the process meanwhile: whatever does calls `finish_copy` first.
+        # No other thread talks to the process meanwhile: whatever does calls `finish_copy` first, or leaves it out.
         self._sidecar.send(request)
         return copied - began
 
@@ -257,9 +257,9 @@ class Saver:
             self._sidecar.send({"failed": list(steps)})
 
     def poll(self) -> list[CommitOutcome]:
-        """Return the outcomes of the saves that ended since the last call."""
-        self.finish_copy()
-        self._receive(0.0)
+        """Return the outcomes of the saves that ended since the last call. Never waits."""
+        if self._copying is None or self._copying.done():  # else the other thread may speak to the writing process
+            self._receive(0.0)
         outcomes, self._outcomes = self._outcomes, []
         return outcomes
 
