@@ -13,7 +13,7 @@ import yaml
 from before import unpack
 from jobs import curve, rows, weights
 from local_run import LocalGang
-from orchestrator.train.rollouts.kept import read_kept
+from orchestrator.train.rollouts.stored_rollouts import read_kept
 from scripted import SnapshotServers
 
 from cluster.workers.cluster import Cluster
