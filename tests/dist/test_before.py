@@ -13,7 +13,6 @@ import yaml
 from before import unpack
 from jobs import curve, rows, weights
 from local_run import LocalGang
-from orchestrator.train.rollouts.stored_rollouts import read_kept
 from scripted import SnapshotServers
 
 from cluster.workers.cluster import Cluster
@@ -24,6 +23,7 @@ from orchestrator.controller import decide
 from orchestrator.controller.controller import Controller
 from orchestrator.parallel.arithmetic import ARITHMETIC, NEWEST, Arithmetic
 from orchestrator.storage.run_directory import RunDir
+from orchestrator.train.rollouts.stored_rollouts import read_kept
 from orchestrator.tune import lineage
 
 
