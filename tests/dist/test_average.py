@@ -56,6 +56,7 @@ def runs(text: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_a_moving_average_is_that_of_a_plain_loop_and_changes_no_bit_of_training(runs: Path) -> None:
     store = Store(str(runs / "ema" / "checkpoints"))
     readers = [store.reader(store.manifest(step)) for step in range(1, STEPS + 1)]
@@ -74,6 +75,7 @@ def test_a_moving_average_is_that_of_a_plain_loop_and_changes_no_bit_of_training
     assert curve(runs / "ema") == curve(runs / "last") == curve(runs / "plain")
 
 
+@pytest.mark.slow
 def test_the_average_is_what_is_evaluated(runs: Path) -> None:
     ema, plain = losses(runs / "ema"), losses(runs / "plain")
     assert ema[0] == plain[0]  # before the first step they are the same
@@ -96,6 +98,7 @@ def test_afterwards_too_unless_the_raw_weights_are_asked_for(runs: Path) -> None
     assert last["averaged_steps"] == [6, 7, 8]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "raw"),
     [
@@ -136,6 +139,7 @@ def test_faults_in_an_evaluation_and_another_width_leave_the_average_as_it_is(
     assert max(row["attempt"] for row in rows(killed)) == 3
 
 
+@pytest.mark.slow
 def test_a_run_that_was_begun_without_it_is_refused(runs: Path, text: str) -> None:
     for name, average in (("plain", {"ema": DECAY}), ("ema", {"ema": 0.9}), ("ema", None)):
         with pytest.raises(InputError, match=r"checkpoint\.average\.ema is .* in this run and"):

@@ -23,6 +23,7 @@ TALKS = [
 ]
 
 
+@pytest.mark.slow
 def test_it_answers_as_it_has_learnt(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in TALKS))
     write_tokenizer(tmp_path, False)

@@ -212,6 +212,7 @@ def test_a_node_that_computes_wrongly_is_drained_and_the_run_goes_on_without_it(
     assert len(alive) == 2, "the head and the other node"
 
 
+@pytest.mark.slow
 def test_a_stop_while_the_controller_starts_is_heard(cluster: Cluster, tmp_path: Path) -> None:
     """It would go on without the command, which is over."""
     document = job(write_text(tmp_path / "corpus", 20_000))

@@ -23,6 +23,7 @@ def disk(tmp_path: Path) -> Iterator[Path]:
         yield folder
 
 
+@pytest.mark.slow
 def test_a_full_database_holds_up_nothing_and_gets_each_step_once(disk: Path, tmp_path: Path) -> None:
     from mlflow.tracking import MlflowClient
 
