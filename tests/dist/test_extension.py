@@ -37,7 +37,7 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> str:
     ("schedule", "faults"),
     [
         pytest.param("constant", ("kill@1:15/2",), marks=pytest.mark.slow),
-        ("wsd", ("kill@0:10/2", "kill@1:18/3")),
+        pytest.param("wsd", ("kill@0:10/2", "kill@1:18/3"), marks=pytest.mark.slow),
     ],
 )
 def test_an_extended_run_has_the_bits_of_a_long_one(

@@ -82,6 +82,7 @@ def check(document: dict[str, Any], folder: Path, names: list[str]) -> None:
             assert ours["validation"] == pytest.approx(theirs["validation"], rel=1e-5)
 
 
+@pytest.mark.slow
 def test_tensors_and_stages_are_divided_as_in_one_process(document: dict[str, Any], tmp_path: Path) -> None:
     check(document, tmp_path, ["tp2", "pp2"])
 

@@ -36,9 +36,10 @@ def errors(cases: Sequence[dict[str, Any]], gang: LastingGang) -> list[float]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("seed", "world"),
-    [(1005, 2), pytest.param(154, None, marks=pytest.mark.slow)],  # its peak is where gloo reduces a copy
+    [(1005, 2), (154, None)],  # its peak is where gloo reduces a copy
 )
 def test_the_tensors_of_real_ranks_are_those_of_the_trace(
     seed: int, world: int | None, gang: LastingGang
