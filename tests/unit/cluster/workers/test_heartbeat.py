@@ -15,7 +15,7 @@ import pytest
 
 from cluster.workers.clock import wall
 from cluster.workers.gang import Cause, GangStatus, RankStatus
-from cluster.workers.heartbeat import HeartbeatServer
+from cluster.workers.heartbeat import HeartbeatServer, _send
 from cluster.workers.rank_process import heartbeat_interval
 
 
@@ -271,3 +271,21 @@ def test_a_thousand_ranks_that_connect_at_once_are_all_heard(server: HeartbeatSe
 
 def test_a_large_gang_beats_less_often_but_at_least_once_a_second() -> None:
     assert [heartbeat_interval(world) for world in (1, 100, 500, 1000, 16384)] == [0.1, 0.1, 0.5, 1.0, 1.0]
+
+
+def test_nothing_follows_a_message_that_was_cut() -> None:
+    """The connection of a rank that reads nothing is full at some point, mostly within a message."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        rank = socket.create_connection(listener.getsockname(), 10)
+        connection, _ = listener.accept()
+    with rank, connection:
+        for number in range(20_000):
+            _send(connection, {"saved": number, "text": "x" * 1000})
+        _send(connection, {"stop": True})
+        data = b""
+        while part := rank.recv(1 << 20):
+            data += part
+    *lines, last = data.split(b"\n")
+    assert [json.loads(line)["saved"] for line in lines] == list(range(len(lines)))
+    assert last
+    assert f'{{"saved": {len(lines)}'.encode().startswith(last[:10])

@@ -24,7 +24,7 @@ from orchestrator.checkpoint.pieces import TensorPiece, full_piece
 from orchestrator.checkpoint.retention import rewind
 from orchestrator.checkpoint.saver import Saver
 from orchestrator.checkpoint.shared_memory import SharedBuffer
-from orchestrator.checkpoint.snapshot_server import SnapshotServer
+from orchestrator.checkpoint.snapshot_server import SnapshotServer, receive, receive_message, send
 from orchestrator.checkpoint.snapshot_writer import Placement, SnapshotWriter
 
 META = {"position": 0, "receipt": ""}
@@ -531,3 +531,38 @@ def test_a_silent_server_is_waited_for_once(servers: list[SnapshotServer]) -> No
             with pytest.raises(TimeoutError):
                 gone.latest()
         assert calls() == 2
+
+
+def test_memory_that_is_being_sent_is_not_written_again() -> None:
+    """A later part that takes the place of one with as many bytes."""
+    size = 16 << 20
+    server = SnapshotServer(TOKEN, limit_bytes=4 * size)
+    host, _, port = server.address.rpartition(":")
+
+    def connect() -> socket.socket:
+        return socket.create_connection((host, int(port)), 10)
+
+    def keep(step: int) -> dict[str, Any]:
+        request = {
+            "do": "keep",
+            "token": TOKEN,
+            "step": step,
+            "name": "0",
+            "attempt": 0,
+            "complete": step,
+            "note": 2,
+        }
+        with connect() as writer:
+            send(writer, request, b"{}", bytes([step]) * size)
+            return receive_message(writer)
+
+    assert keep(1) == {"size": 0}
+    with connect() as reader:
+        send(reader, {"do": "read", "token": TOKEN, "step": 1, "name": "0", "offset": 0, "count": size})
+        assert receive_message(reader)["size"] == size
+        data = memoryview(bytearray(size))
+        receive(reader, data[: 1 << 20])  # and slowly on
+        assert keep(2) == {"size": 0}
+        receive(reader, data[1 << 20 :])
+    server.close()
+    assert bytes(data).count(1) == size
