@@ -258,7 +258,9 @@ class Saver:
 
     def poll(self) -> list[CommitOutcome]:
         """Return the outcomes of the saves that ended since the last call. Never waits."""
-        if self._copying is None or self._copying.done():  # else the other thread may speak to the writing process
+        if (
+            self._copying is None or self._copying.done()
+        ):  # else the other thread may speak to the writing process
             self._receive(0.0)
         outcomes, self._outcomes = self._outcomes, []
         return outcomes
