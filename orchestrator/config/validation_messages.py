@@ -112,7 +112,7 @@ def _problem(
     message = message.removeprefix("Input ")
     hint = "choose one of these, or your own module:name" if names in reference_paths else ""
     if error["type"] == "list_type":
-        keys = _keys_of(_model_at(root, error["loc"])[0])
+        keys = _keys(root, error["loc"])
         hint = f"begin each entry with a dash; the keys of an entry: {', '.join(keys)}" if keys else ""
         hint = hint or "put it in brackets, as in [a, b]"
     if "or_mapping_at" in error and names not in reference_paths:
@@ -157,7 +157,7 @@ def _nearest(name: str, known: list[str]) -> str:
 
 def _listed(root: type[BaseModel], location: Iterable[Any]) -> str:
     """Return a hint with the keys of the mapping at `location`."""
-    return f"its keys: {', '.join(_keys_of(_model_at(root, location)[0]))}"
+    return f"its keys: {', '.join(_keys(root, location))}"
 
 
 def _places(model: type[BaseModel], name: str, within: str = "") -> list[str]:

@@ -132,9 +132,8 @@ def with_rollout_workers(policy: Policy, state: State, observation: Observation,
     wanted = policy.rollout_workers
     if wanted is None:
         return state
-    if state.phase not in NEED_ROLLOUTS or state.layout is None:
-        return dataclasses.replace(state, rollout_workers=0, no_rollouts=0.0, rollout_failures=0)
-    if state.without_workers or observation.rollouts_finished:
+    are_useless = state.without_workers or observation.rollouts_finished
+    if state.phase not in NEED_ROLLOUTS or state.layout is None or are_useless:
         return dataclasses.replace(state, rollout_workers=0, no_rollouts=0.0, rollout_failures=0)
     if state.layout.tp > 1 and (state.phase in ("stop", "wait") or action.do == "start"):
         # Rollout workers could take the room of a tensor-parallel group, which must share a node. The next gang gets
@@ -155,22 +154,25 @@ def _training_workers(policy: Policy, state: State, action: Action) -> int:
 
 def _room(policy: Policy, observation: Observation) -> int:
     """Return the room for training workers: total room without that of the fewest rollout or teacher workers."""
-    are_needed = policy.rollout_workers is not None and not observation.rollouts_finished
-    return observation.room - (policy.rollout_workers.min if policy.rollout_workers and are_needed else 0)
+    others = policy.rollout_workers
+    return observation.room - (others.min if others and not observation.rollouts_finished else 0)
+
+
+def _may_do_without(policy: Policy) -> bool:
+    """Return whether the ranks can do the work of teacher workers."""
+    return policy.rollout_workers is not None and policy.rollout_workers.min == 0
 
 
 def _ranks_do_without(policy: Policy, observation: Observation, ranks: int) -> bool:
     """Return whether a gang of so many ranks has to run the teacher itself: it leaves no room for a teacher worker, and
     the job needs none.
     """
-    if policy.rollout_workers is None or policy.rollout_workers.min > 0:
-        return False
-    return observation.room - ranks - policy.resources.spares < 1
+    return _may_do_without(policy) and observation.room - ranks - policy.resources.spares < 1
 
 
 def _lacks_workers(policy: Policy, state: State, observation: Observation) -> bool:
     """Return whether ranks wait for teacher workers for which there is no room any more."""
-    if policy.rollout_workers is None or policy.rollout_workers.min > 0 or state.rollout_workers:
+    if not _may_do_without(policy) or state.rollout_workers:
         return False
     is_long = bool(state.no_rollouts) and observation.now - state.no_rollouts > ROLLOUT_STOP
     return is_long and any(rank.waiting for rank in observation.ranks)
@@ -359,7 +361,7 @@ def _wait(policy: Policy, state: State, observation: Observation) -> tuple[State
 def _rollout_workers_text(policy: Policy) -> str:
     """Return the minimum number of rollout or teacher workers as text for people; empty if the job has none."""
     count = policy.rollout_workers.min if policy.rollout_workers else 0
-    return f" and {count} {policy.worker_kind} worker{'s' if count > 1 else ''}" if count else ""
+    return f" and {workers_text(count, policy.worker_kind)}" if count else ""
 
 
 def _train(policy: Policy, state: State, observation: Observation) -> tuple[State, Action]:

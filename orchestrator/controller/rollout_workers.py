@@ -14,9 +14,9 @@ from collections.abc import Sequence, Set
 from dataclasses import dataclass
 from typing import Any
 
-from cluster.workers.cluster import Cluster
+from cluster.workers.cluster import Cluster, NodeServices
 from cluster.workers.device_limits import DeviceLimits
-from cluster.workers.gang import Bundle, Gang, RankStatus
+from cluster.workers.gang import Bundle, Gang, RankStatus, workers_text
 from orchestrator.config.resources import Workers
 from orchestrator.controller.config import LimitSpec
 from orchestrator.controller.decide import BEGINS
@@ -104,11 +104,13 @@ class RolloutWorkers:
         self._lost: Set[str] = frozenset()
         self.moved = 0.0
         self._queue: RolloutQueue | None = None
+        self._services: NodeServices | None = None
+        """Starts the servers of weights; None for teacher workers, which need none."""
+        self._servers: list[dict[str, str]] = []
         if requested is not None:
             self._queue = RolloutQueue(cluster.host())
-            sends_weights = kind == "rollout"
-            self._services = cluster.services(WEIGHT_SERVER, self._queue.token) if sends_weights else None
-            self._servers: list[dict[str, str]] = []
+            if kind == "rollout":
+                self._services = cluster.services(WEIGHT_SERVER, self._queue.token)
 
     def task_fields(self) -> dict[str, Any]:
         """Start missing servers of weights, and return the fields of a `Task` that name the place of work."""
@@ -204,8 +206,7 @@ class RolloutWorkers:
         self.changes.see(running, rank_nodes)
         lines = self._news.take(phase)
         if not lines and self.changes.are_waiting and phase in BEGINS:
-            count = len(running)
-            return [f"1 {self._kind} worker runs" if count == 1 else f"{count} {self._kind} workers run"]
+            return [f"{workers_text(len(running), self._kind)} run{'s' * (len(running) == 1)}"]
         return lines
 
     def _start(self, worker: _Worker, task: Task) -> None:
@@ -306,7 +307,7 @@ class RolloutWorkers:
 
     def leave(self, addresses: Set[str]) -> None:
         """Stop the servers of weights on these nodes, and never start any there again."""
-        if self._queue is not None and self._services is not None:
+        if self._services is not None:
             self._services.leave(addresses)
 
     def give_back(self) -> None:
@@ -314,7 +315,7 @@ class RolloutWorkers:
         for worker in self._workers:
             self._end(worker)
         self._task = None
-        if self._queue is not None and self._services is not None:
+        if self._services is not None:
             self._services.stop()
             self._servers = []
             self._order_servers()
@@ -324,9 +325,9 @@ class RolloutWorkers:
         for worker in self._workers:
             worker.gang.close()
         self._workers = ()
+        if self._services is not None:
+            self._services.stop()
         if self._queue is not None:
-            if self._services is not None:
-                self._services.stop()
             self._queue.close()
 
 

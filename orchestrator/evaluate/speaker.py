@@ -163,9 +163,8 @@ def speaker_of(
     from workloads.inference import with_weights
     from workloads.model.generate import check_generates
 
-    if (
-        ours := workload.config.as_transformer
-    ) is not None:  # other classes answer when they are asked to generate
+    ours = workload.config.as_transformer
+    if ours is not None:  # other classes answer when they are asked to generate
         with wrong_input(name):
             check_generates(ours)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")

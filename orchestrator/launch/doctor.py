@@ -50,10 +50,20 @@ class Known:
             installed = {name: importlib.metadata.version(name) for name in self.versions}
         except importlib.metadata.PackageNotFoundError:
             return False
-        return all(
-            SpecifierSet(versions).contains(installed[name], prereleases=True)
-            for name, versions in self.versions.items()
-        )
+        return are_among(installed, self.versions)
+
+
+def are_among(installed: Mapping[str, str], versions: Mapping[str, str]) -> bool:
+    """Return whether all of these libraries are installed, in these versions.
+
+    Args:
+        installed: the installed version of each library.
+        versions: a specifier for each library.
+    """
+    return all(
+        name in installed and SpecifierSet(bounds).contains(installed[name], prereleases=True)
+        for name, bounds in versions.items()
+    )
 
 
 KNOWN: tuple[Known, ...] = (

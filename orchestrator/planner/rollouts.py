@@ -114,11 +114,22 @@ def memory_problem(demand: Demand, shape: ModelShape, machine: Machine) -> str:
     """
     if demand.rollout is None or demand.rollout.workers is None or not demand.resources.must_fit:
         return ""
-    needed = worker_bytes(demand, shape)
+    return too_large("rollout", worker_bytes(demand, shape), demand, machine)
+
+
+def too_large(kind: str, needed: float, demand: Demand, machine: Machine) -> str:
+    """Return that a worker needs more memory than a worker offers; empty if it does not.
+
+    Args:
+        kind: what the worker is called.
+        needed: bytes that it needs.
+        demand: what the job asks of the planner.
+        machine: one worker.
+    """
     available = offered(machine, not demand.on_gpu)
     if needed <= available:
         return ""
-    return f"a rollout worker needs {needed / 1e9:.1f} GB, and a worker offers {available / 1e9:.1f} GB"
+    return f"a {kind} worker needs {needed / 1e9:.1f} GB, and a worker offers {available / 1e9:.1f} GB"
 
 
 def worker_bytes(demand: Demand, shape: ModelShape) -> float:

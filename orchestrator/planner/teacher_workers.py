@@ -15,7 +15,7 @@ from orchestrator.planner.choose_layout import Plan
 from orchestrator.planner.demand import Demand
 from orchestrator.planner.device import Machine
 from orchestrator.planner.memory import PROCESS, offered
-from orchestrator.planner.rollouts import pass_seconds
+from orchestrator.planner.rollouts import pass_seconds, too_large
 from orchestrator.train.distillation.config import rows_of_pass
 
 LOGIT_COPIES = 3.0
@@ -110,11 +110,7 @@ def memory_problem(demand: Demand, shape: ModelShape, machine: Machine) -> str:
     """Return why a teacher worker does not fit the memory of a worker; empty if it does, or need not."""
     if demand.teacher_workers is None or not demand.resources.must_fit:
         return ""
-    needed = worker_bytes(demand, shape)
-    available = offered(machine, not demand.on_gpu)
-    if needed <= available:
-        return ""
-    return f"a teacher worker needs {needed / 1e9:.1f} GB, and a worker offers {available / 1e9:.1f} GB"
+    return too_large("teacher", worker_bytes(demand, shape), demand, machine)
 
 
 def worker_bytes(demand: Demand, shape: ModelShape) -> float:

@@ -69,7 +69,7 @@ def test_templates_that_write_less_are_counted() -> None:
 
 
 def test_the_doctor_tells_what_is_broken() -> None:
-    """Either pyproject.toml allows none of these versions, or the doctor knows them."""
+    """The doctor warns of each version that breaks a contract, unless pyproject.toml excludes it."""
     lines = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
     allowed = {need.name: need.specifier for need in map(Requirement, lines)}
     known = [dict(each.versions) for each in doctor.KNOWN]

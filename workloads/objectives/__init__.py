@@ -263,7 +263,7 @@ def _find(name: str) -> type[SampledObjective]:
 
 
 def _near(name: str) -> str:
-    """Return the end of the message about an unknown name: the objective that is meant, or all that there are."""
+    """Return a hint for an unknown objective: the closest name, or all names."""
     normalised = name.lower().replace("-", "_")
     if normalised in OF_MODELS:
         return f"; the model has its own: set workload.model to {OF_MODELS[normalised]}"

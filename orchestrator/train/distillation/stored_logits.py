@@ -104,9 +104,7 @@ class StoredLogits:
             for values in computed.values:
                 dist.all_reduce(values)
             if context.rank_info.rank == 0:
-                records = computed.records()
-                mass, tokens = self._taught.mass_of(parts[number], records)
-                self._table.write(self._table.name(number), records, mass, tokens)
+                self._taught.store(self._table, self._table.name(number), parts[number], computed)
                 if len(self._missing) == 1:
                     self._taught.finish(self._table, self._base)
             # No rank may go on before the part is stored: after a failure `missing` tells what must be computed again.

@@ -46,7 +46,22 @@ class TaughtSamples:
         """Return `count` of these samples from the index `first` on. Rows beyond the last sample repeat it."""
         return self._read.collate([samples[min(first + n, len(samples) - 1)] for n in range(count)], 0)
 
-    def mass_of(self, samples: Sequence[int] | np.ndarray, records: TopRecords) -> tuple[float, int]:
+    def store(
+        self, table: TeacherTable, name: str, samples: Sequence[int] | np.ndarray, logits: PartLogits
+    ) -> None:
+        """Write a part of a table.
+
+        Args:
+            table: the table.
+            name: the part's name.
+            samples: the part's samples.
+            logits: the logits of all of them.
+        """
+        records = logits.records()
+        mass, tokens = self._mass_of(samples, records)
+        table.write(name, records, mass, tokens)
+
+    def _mass_of(self, samples: Sequence[int] | np.ndarray, records: TopRecords) -> tuple[float, int]:
         """Return the sum of the probabilities that are kept of the samples' predicted tokens, and their number."""
         labels = self._read.collate(samples, 0)[self._labels].numpy().reshape(len(samples), -1)
         # [samples, L, k], in fp64: a sum over millions of tokens. exp(z / T - log_sum) is the softmax at temperature T,

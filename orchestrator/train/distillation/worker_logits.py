@@ -73,13 +73,12 @@ class WorkerLogits:
         """
         spec = inputs.job.spec
         self._teacher = teacher
-        self._train = spec.train
+        self._train = train = spec.train
         self._temperature = logits.temperature
         self._base = base
         self._task = task
         self._device = device
         self._context = context
-        train = spec.train
         self._rows = rows_of_pass(train.global_batch, train.bitwise_shards, spec.data.sequence_length)
         self._taught = taught = TaughtSamples(inputs, teacher, logits)
         self._requests: PartRequests | None = None
@@ -91,7 +90,7 @@ class WorkerLogits:
             order = FirstUse(
                 inputs.text[0].order,
                 taught.number,
-                positions=spec.reading.samples * spec.train.steps + skipped,
+                positions=spec.reading.samples * train.steps + skipped,
                 size=max(self._rows, part_size(taught.length, taught.k, min(train.global_batch, MOST))),
             )
         self._table = TeacherTable(
@@ -200,9 +199,7 @@ class WorkerLogits:
             (placed,) = teacher.top([batch], self._taught.k, self._temperature)
             logits.put(first, placed)
             self._context.lives()
-        records = logits.records()
-        mass, tokens = self._taught.mass_of(samples, records)
-        self._table.write(name, records, mass, tokens)
+        self._taught.store(self._table, name, samples, logits)
 
     def _awaited(self, samples: np.ndarray) -> TopRecords:
         """Return the records of samples, once teacher workers have made them. The controller limits this wait.

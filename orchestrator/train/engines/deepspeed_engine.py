@@ -22,7 +22,7 @@ from orchestrator.train.distillation.teacher import PlacedTop
 from orchestrator.train.engines.config import EngineConfig
 from orchestrator.train.engines.deepspeed_partitions import Partitions, fill_fragments, frozen_fragments
 from orchestrator.train.engines.deepspeed_setup import start_deepspeed
-from orchestrator.train.engines.engine import Metrics, StepCheck, nothing
+from orchestrator.train.engines.engine import Metrics, StepCheck
 from orchestrator.train.engines.forward_passes import ForwardPasses
 from orchestrator.train.engines.loss_scale import LossScale
 from orchestrator.train.engines.losses import arithmetic_in, losses_of
@@ -51,7 +51,7 @@ class DeepSpeedEngine:
         self._layout = layout
         self._seed = config.seed
         self.clock = StepClock(device.device)
-        self.before_change: Callable[[], None] = nothing
+        self.before_change: Callable[[], None] = lambda: None
         self._mesh = Mesh(layout, self.clock)
         self.losses = losses_of(config, workload, layout, self._mesh, device)
         self._routing = RouterLoad(workload, self._mesh, device.device)

@@ -63,10 +63,6 @@ class StepCheck(Protocol):
         """
 
 
-def nothing() -> None:
-    """Do nothing: `Engine.before_change` while nobody reads the state."""
-
-
 class Engine(Protocol):
     """Computes steps under one layout. The contract is a full step, because pipeline schedules and DeepSpeed run the
     backward pass themselves.

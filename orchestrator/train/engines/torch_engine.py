@@ -19,7 +19,7 @@ from orchestrator.parallel.step_clock import FORWARD, OPTIMIZER, StepClock
 from orchestrator.parallel.witness import Record
 from orchestrator.train.distillation.teacher import PlacedTop, Teacher
 from orchestrator.train.engines.config import EngineConfig
-from orchestrator.train.engines.engine import Metrics, StepCheck, nothing
+from orchestrator.train.engines.engine import Metrics, StepCheck
 from orchestrator.train.engines.flaw import Flaw, arithmetic_errors
 from orchestrator.train.engines.frozen_weights import FrozenWeights
 from orchestrator.train.engines.held_reference import HeldReference
@@ -64,7 +64,7 @@ class TorchEngine:
         self._device = device
         self._seed = config.seed
         self.clock = StepClock(device.device)
-        self.before_change: Callable[[], None] = nothing
+        self.before_change: Callable[[], None] = lambda: None
         self.mesh = Mesh(layout, self.clock)
         scheme = config.quantize.scheme if config.quantize else None
         self.parallel = parallelize(workload, layout, self.mesh, device, train=config.train, scheme=scheme)

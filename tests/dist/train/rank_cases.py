@@ -25,7 +25,7 @@ from orchestrator.parallel.layout import Layout
 from orchestrator.parallel.rank_messages import gather_json
 from orchestrator.resolve.resolved_job import adapter_of
 from orchestrator.resolve.teacher import compared
-from orchestrator.train.engines.engine import Engine, nothing
+from orchestrator.train.engines.engine import Engine
 from orchestrator.train.engines.make import make_engine
 from orchestrator.train.unlabelled import filled_up
 from workloads.adapters.frozen import frozen_by
@@ -260,7 +260,7 @@ def saved_meanwhile(engine: Engine) -> Iterator[None]:
     copies = [piece.data.clone() for piece in pieces]
 
     def compare() -> None:
-        engine.before_change = nothing
+        engine.before_change = lambda: None
         changed = [
             piece.name
             for piece, copy in zip(pieces, copies, strict=True)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +25,8 @@ from workloads.inference import with_weights
 from workloads.load import load
 from workloads.workload import Vocabulary
 
+pytestmark = pytest.mark.usefixtures("no_network")
+
 SIZE = 400
 SMALL = {"vocab_size": SIZE, "hidden": 32, "layers": 2, "intermediate": 64, "max_positions": 128}
 
@@ -43,15 +44,6 @@ def subject() -> Subject:
     model = with_weights(workload, lambda name: workload.initial(name, 1) * 4)
     theirs = PreTrainedTokenizerFast(tokenizer_object=tokenizer, clean_up_tokenization_spaces=False)
     return Subject(workload, model, theirs, 7)
-
-
-@pytest.fixture(autouse=True)
-def no_network(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*arguments: Any, **more: Any) -> Any:
-        raise AssertionError(f"asks the network for {arguments}")
-
-    monkeypatch.setattr(socket, "getaddrinfo", refuse)
-    monkeypatch.setattr(socket.socket, "connect", refuse)
 
 
 def test_tasks_of_every_kind(subject: Subject, tmp_path: Path) -> None:

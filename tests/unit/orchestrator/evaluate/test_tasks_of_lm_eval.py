@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import re
-import socket
 from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
@@ -33,6 +32,8 @@ from orchestrator.evaluate.task_files import read_task
 from workloads.inference import with_weights
 from workloads.load import load
 from workloads.workload import Vocabulary
+
+pytestmark = pytest.mark.usefixtures("no_network")
 
 TASKS = Path(lm_eval.__file__).parent / "tasks"
 SIZE = 400
@@ -109,15 +110,6 @@ ROWS: dict[str, list[dict[str, Any]]] = {
     ],
 }  # fmt: skip
 """Rows for tasks of every kind of output, by file."""
-
-
-@pytest.fixture(autouse=True)
-def no_network(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*arguments: Any, **more: Any) -> Any:
-        raise AssertionError(f"asks the network for {arguments}")
-
-    monkeypatch.setattr(socket, "getaddrinfo", refuse)
-    monkeypatch.setattr(socket.socket, "connect", refuse)
 
 
 @pytest.fixture(scope="module")

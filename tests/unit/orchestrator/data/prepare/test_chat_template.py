@@ -7,9 +7,10 @@ from datetime import date
 from pathlib import Path
 from typing import Any
 
+import hf_tokenizers
 import numpy as np
 import pytest
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerFast
 
 from orchestrator.config.errors import InputError
@@ -62,13 +63,7 @@ ASKS = "{% if strftime_now is defined %}{{ strftime_now('%d %b %Y') }}{% endif %
 
 @pytest.fixture(scope="module")
 def of_bytes() -> Tokenizer:
-    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
-    found = Tokenizer(models.BPE({letter: number for number, letter in enumerate(letters)}, []))
-    found.pre_tokenizer, found.decoder = (
-        pre_tokenizers.ByteLevel(add_prefix_space=False),
-        decoders.ByteLevel(),
-    )
-    return found
+    return hf_tokenizers.of_bytes()
 
 
 def spoken(answers: Answers, words: np.ndarray) -> str:

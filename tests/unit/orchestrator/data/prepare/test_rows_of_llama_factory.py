@@ -15,7 +15,7 @@ import numpy as np
 import peers
 import pytest
 import trl
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from hf_tokenizers import of_bytes
 from transformers import PreTrainedTokenizerFast
 
 from orchestrator.data import sources
@@ -29,17 +29,7 @@ TEMPLATE = (Path(trl.__file__).parent / "chat_templates" / "qwen2_5.jinja").read
 ROLES = {"human": "user", "gpt": "assistant", "observation": "tool", "system": "system"}
 
 
-def encoder() -> Tokenizer:
-    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
-    found = Tokenizer(models.BPE({letter: number for number, letter in enumerate(letters)}, []))
-    found.pre_tokenizer, found.decoder = (
-        pre_tokenizers.ByteLevel(add_prefix_space=False),
-        decoders.ByteLevel(),
-    )
-    return found
-
-
-BYTES = encoder()
+BYTES = of_bytes()
 THEIRS = PreTrainedTokenizerFast(tokenizer_object=BYTES)
 
 
