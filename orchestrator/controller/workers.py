@@ -8,15 +8,13 @@ from collections.abc import Callable, Sequence, Set
 from typing import Any
 
 from cluster.workers.cluster import Cluster
-from cluster.workers.gang import FINISHED, GangStatus, RankStatus
+from cluster.workers.gang import FINISHED, Bundle, Gang, GangStatus, RankStatus
 from cluster.workers.hang_report import HangReport
 from cluster.workers.rank_output import last_lines
 from orchestrator.checkpoint.config import CheckpointSpec
 from orchestrator.config.redact import redact
-from orchestrator.controller.capacity import Capacity
 from orchestrator.controller.hang_diagnosis import missing_ranks
-from orchestrator.controller.health import Failure
-from orchestrator.controller.profile_requests import ProfileRequests
+from orchestrator.controller.health import Failure, excluded
 from orchestrator.controller.snapshot_servers import SnapshotServers
 from orchestrator.controller.state import Phase
 from orchestrator.controller.stragglers import Stragglers
@@ -24,9 +22,97 @@ from orchestrator.controller.wrong_nodes import WrongNodes
 from orchestrator.observe.rank_log import output_of_attempt
 from orchestrator.parallel.layout import Layout, ModelShape
 from orchestrator.planner.demand import Demand
+from orchestrator.storage.background_reader import BackgroundReader
 from orchestrator.storage.row_line import Row
 from orchestrator.storage.run_directory import RunDir
 from orchestrator.train.task import PREEMPTION_NOTICES, Task, entry_of
+
+COUNT_EVERY = 2.0
+"""Seconds between two counts while ranks run."""
+
+
+class Capacity:
+    """Counts the workers that could run, for ranks of one size.
+
+    Attributes:
+        avoid: addresses of nodes that get no ranks because too many have failed there, or because they compute wrongly.
+            The former are avoided only while the others have room for `least` workers.
+        last: the last count; 0 before.
+    """
+
+    def __init__(self, gang: Gang, bundle: Bundle, min_workers: int) -> None:
+        self._gang = gang
+        self._bundle = bundle
+        self._min_workers = min_workers
+        self.last = 0
+        self._counted_at = 0.0
+        self.avoid: Set[str] = frozenset()
+
+    def count(
+        self,
+        phase: Phase,
+        failures: Sequence[Failure],
+        now: float,
+        other_workers: Callable[[Set[str]], int],
+        wrong: frozenset[str] = frozenset(),
+    ) -> int:
+        """Return how many workers could run. In phases in which it does not matter, return the last count.
+
+        Args:
+            phase: the phase of the run.
+            failures: recent faults, which say what nodes to avoid.
+            now: monotonic time, in seconds.
+            other_workers: gets the nodes to avoid, and returns how many workers the run has on other nodes besides its
+                gang. The count includes them.
+            wrong: addresses of nodes that compute wrongly. They are avoided even if the others have too little room.
+        """
+        waited = time.monotonic() - self._counted_at
+        if phase == "wait" or (phase in ("train", "evaluate") and waited > COUNT_EVERY):
+            self._counted_at = time.monotonic()
+            self.avoid = excluded(failures, now) | wrong
+            self.last = self._gang.capacity(self._bundle, self.avoid) + other_workers(self.avoid)
+            if self.avoid != wrong and self.last < self._min_workers:
+                self.avoid = wrong
+                self.last = self._gang.capacity(self._bundle, wrong) + other_workers(wrong)
+        return self.last
+
+
+REQUEST = "profiles/request.json"
+"""The latest profile request: {"id", "ranks", "steps"}. Results go to the folder next to it that is named by the id."""
+WAITS = 30.0
+"""Seconds that the end of a run waits at most for a read that storage does not answer."""
+
+
+class ProfileRequests:
+    """Reads profile requests from the run directory in a background thread. Returns each request once."""
+
+    def __init__(self, run: RunDir) -> None:
+        """Start without a request: one that is already there was meant for an earlier controller."""
+        self._is_first_read = True
+        self._last_id = ""
+        """The id of the last request that was read."""
+        self._new: dict[str, Any] = {}
+        """The request that `take` has not returned yet."""
+        self._reader = BackgroundReader(run, REQUEST, self._received)
+
+    def take(self) -> dict[str, Any] | None:
+        """Return the request that arrived since the last call, None without one. Does not wait for storage."""
+        self._reader.look()
+        request, self._new = self._new, {}
+        return request or None
+
+    def close(self) -> None:
+        """Stop reading."""
+        self._reader.close(WAITS)
+
+    def _received(self, request: dict[str, Any]) -> None:
+        is_first, self._is_first_read = self._is_first_read, False
+        if request.get("id") in (None, self._last_id) or not isinstance(request.get("ranks"), list):
+            return
+        self._last_id = str(request["id"])
+        if not is_first and isinstance(request.get("steps"), int):
+            self._new = request
+
 
 DUMP = 0.5
 """Seconds that the ranks of a hanging gang have to print their stacks before they are killed."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from orchestrator.config.loss_unit import predicts_text
@@ -15,11 +16,56 @@ from orchestrator.controller.config import LimitSpec
 from orchestrator.observe.audit import audit, memory_audit
 from orchestrator.observe.config import SummarisedJob
 from orchestrator.observe.energy import energy_of
-from orchestrator.observe.goodput import Phase, ledger, timeline
-from orchestrator.observe.rollout_use import rollout_use, rollout_worker_seconds
+from orchestrator.observe.goodput import BETWEEN_COMMANDS, Phase, ledger, timeline
 from orchestrator.observe.step_parts import latest, why_slow
-from orchestrator.observe.totals import Row, RunTotals
+from orchestrator.observe.totals import Row, RunTotals, micros, never_back
 from orchestrator.storage.row_log import missing_numbers
+
+
+@dataclass(frozen=True)
+class RolloutUse:
+    """A period with the same rollout workers.
+
+    Attributes:
+        seconds: its length.
+        workers: how many ran.
+        usd_per_hour: the price of the machines that had rollout workers and no ranks; None if it is unknown.
+    """
+
+    seconds: float
+    workers: int
+    usd_per_hour: float | None = None
+
+
+def rollout_use(events: Sequence[Row], phases: Sequence[Phase]) -> list[RolloutUse]:
+    """Return the periods of a timeline, each with its rollout workers.
+
+    Args:
+        events: rows of events.jsonl.
+        phases: their timeline. Rollout workers end with their controller, so none ran while no controller did.
+    """
+    worker_changes = [change for event in events for change in event.get("rollout_workers") or ()]
+    if not worker_changes or not phases:
+        return []
+    times = never_back([micros(change["time"]) for change in worker_changes])
+    changes = [
+        (at, change["workers"], change["usd_per_hour"])
+        for at, change in zip(times, worker_changes, strict=True)
+    ]
+    changes += [(phase.start, 0, None) for phase in phases if phase.name in ("down", BETWEEN_COMMANDS)]
+    changes.sort(key=lambda change: change[0])
+    begin, end = phases[0].start, phases[-1].end
+    bounds = [*(min(max(at, begin), end) for at, _, _ in changes), end]
+    return [
+        RolloutUse((bounds[number + 1] - bounds[number]) / 1e6, workers, usd)
+        for number, (_, workers, usd) in enumerate(changes)
+    ]
+
+
+def rollout_worker_seconds(events: Sequence[Row], phases: Sequence[Phase]) -> float:
+    """Return seconds times rollout workers."""
+    return sum(use.seconds * use.workers for use in rollout_use(events, phases))
+
 
 FAULT_KEYS = ("time", "attempt", "step", "first_fault", "explained", "output", "seconds_lost")
 """The fields of a fault's event that the summary has."""

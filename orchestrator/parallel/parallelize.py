@@ -6,8 +6,11 @@ replicas. Each step transforms the module that the steps before it returned.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
 from orchestrator.parallel.ddp import Ddp
@@ -17,19 +20,74 @@ from orchestrator.parallel.divided_model import divide
 from orchestrator.parallel.fsdp import Fsdp, frozen_shards, local_of, shard_fully
 from orchestrator.parallel.layout import Layout
 from orchestrator.parallel.low_precision import fake_quantise, keep_in_4_bits, multiply_in_8_bits
-from orchestrator.parallel.mesh import Mesh
+from orchestrator.parallel.mesh import Mesh, ProcessGroup
 from orchestrator.parallel.offload import Offload
 from orchestrator.parallel.parameter_shard import DataParallel, ParameterShard
 from orchestrator.parallel.parameters import LocalParameter, local_parameters
 from orchestrator.parallel.partition import Cut
 from orchestrator.parallel.recompute import recompute
 from orchestrator.parallel.stage_models import plain_stage, stages_with
-from orchestrator.parallel.tied_gradients import TiedGradients
 from orchestrator.parallel.zero1 import Zero1
 from orchestrator.train.config import TrainSpec
 from workloads.adapters.nf4 import QuantisedWeight
 from workloads.model.scheme import Scheme
 from workloads.workload import Workload
+
+
+class TiedGradients:
+    """Sums gradients over tensor-parallel ranks and over pipeline stages, before they are summed over replicas.
+
+    A norm inside an attention head, or on a slice of the sequence, sees a part of the activations. A tied weight is
+    the embedding on one stage and the output projection on another. `among` gives for each name the ranks of the
+    stages that hold it.
+    """
+
+    def __init__(
+        self, parameters: Sequence[LocalParameter], mesh: Mesh, among: Mapping[str, ProcessGroup]
+    ) -> None:
+        self._tp = mesh.tp
+        self._partial = [local for local in parameters if local.cut.partial]
+        self._copies = {name: [local for local in parameters if local.name == name] for name in sorted(among)}
+        self._among = among
+
+    @property
+    def any(self) -> bool:
+        """Whether there is anything to sum. If so, the sums over replicas must wait for it."""
+        return bool(self._partial or self._among)
+
+    @torch.no_grad()
+    def sum(self) -> None:
+        """Sum the parameters' gradients in place."""
+        _sum_over([_gradient(local) for local in self._partial], self._tp)
+        for name, copies in self._copies.items():
+            if copies:
+                # Under ZB-V the first and the last stage are on one rank, and interleaved stages of one rank may share
+                # a relative bias. Their sum enters the all-reduce once.
+                first, *copies_here = [_gradient(local) for local in copies]
+                for other in copies_here:  # two stages of one rank
+                    first.add_(other)
+                _sum_over([first], self._among[name])
+                for other in copies_here:
+                    other.copy_(first)
+
+
+def _gradient(local: LocalParameter) -> Tensor:
+    if local.parameter.grad is None:
+        # Every rank of the group must enter the all-reduce, also one whose micro-batches did not reach the parameter.
+        local.parameter.grad = torch.zeros_like(local.parameter)
+    return local_of(local.parameter.grad)
+
+
+def _sum_over(gradients: list[Tensor], group: ProcessGroup) -> None:
+    """Sum in place, as one message."""
+    if not gradients or group.size == 1:
+        return
+    flat = torch.cat([g.flatten() for g in gradients])
+    group.sent(flat)
+    dist.all_reduce(flat, group=group.handle)
+    group.received(flat)
+    for gradient, total in zip(gradients, flat.split([g.numel() for g in gradients]), strict=True):
+        gradient.copy_(total.view_as(gradient))
 
 
 @dataclass(frozen=True)

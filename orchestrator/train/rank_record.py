@@ -13,11 +13,36 @@ from orchestrator.parallel.layout import Layout
 from orchestrator.storage.row_line import Row
 from orchestrator.storage.row_types import StepRow
 from orchestrator.train.engines.engine import Metrics
-from orchestrator.train.mfu import mfu, model_flops_per_second
 from orchestrator.train.step_samples import StepPlan
 from orchestrator.train.task import Task
 from orchestrator.train.training_progress import TrainingProgress
 from workloads.model.kernels import noting
+
+
+def model_flops_per_second(flops_per_token: float, tokens_per_second: float, share: float = 1.0) -> float:
+    """Return the model's FLOPs per second, over all ranks.
+
+    Recomputed activations do not count.
+
+    Args:
+        flops_per_token: of a forward and a backward pass over a row of full length.
+        tokens_per_second: tokens of the global batch per second.
+        share: length of the rows as a share of the full length.
+    """
+    return flops_per_token * tokens_per_second * share
+
+
+def mfu(flops_per_second: float, peak_flops: float, ranks: int) -> float:
+    """Return the model FLOPs utilisation, a share of the peak of `ranks` devices of `peak_flops` FLOPs per second each.
+
+    Source: Chowdhery et al., 2022, "PaLM", appendix B.
+
+    Args:
+        flops_per_second: of the model, over all ranks.
+        peak_flops: FLOP/s of a device in matrix products.
+        ranks: number of devices.
+    """
+    return flops_per_second / (peak_flops * ranks)
 
 
 class RankRecord:

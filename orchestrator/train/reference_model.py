@@ -8,12 +8,14 @@ are stored, the base is not read any more.
 from __future__ import annotations
 
 import dataclasses
+import json
 from collections.abc import Callable, Mapping
 from functools import partial
 
 import numpy as np
 import torch
 import torch.distributed as dist
+import xxhash
 
 from cluster.workers.worker_context import WorkerContext
 from orchestrator.config.errors import InputError
@@ -26,11 +28,45 @@ from orchestrator.models.base import Base
 from orchestrator.parallel.layout import Layout
 from orchestrator.resolve.training_inputs import TrainingInputs
 from orchestrator.storage.retry import Retry
-from orchestrator.train.config import TrainSpec
+from orchestrator.train.config import Precision, TrainSpec
 from orchestrator.train.engines.engine import Engine
 from orchestrator.train.eval_sharding import compute_passes, shares
-from orchestrator.train.reference_key import reference_key
 from orchestrator.train.task import Task
+
+
+def reference_key(
+    name: str | None,
+    *,
+    workload: WorkloadSpec,
+    data: DataSpec,
+    seed: int,
+    precision: Precision,
+    base: Base,
+) -> str:
+    """Return a hash of everything that determines a set's log-probabilities besides the data.
+
+    The data is identified by the folder in which the values are stored. `name` is the name of a part of that data,
+    such as its held-out part, else None.
+
+    Args:
+        name: of a part of the run's data, such as its held-out part; None for data of its own.
+        workload: the model and its objective.
+        data: the data as the job names it.
+        seed: of the run, by which held-out text is divided from training text.
+        precision: dtype of the model's products.
+        base: the weights that the run began with.
+    """
+    share = data.validation.share if data.validation and name is not None else None
+    model = "" if workload.model.startswith("hf:") else workload.model
+    # An adapter's initial values may change the model.
+    adapter = workload.adapter and workload.adapter.model_dump(mode="json")
+    inputs = [
+        *(base.digest, name, share, model, workload.changes),
+        *(workload.objective, workload.options.get("truncate"), workload.mup, adapter),
+        *(data.sequence_length, seed, precision),
+    ]
+    return xxhash.xxh3_64_hexdigest(json.dumps(inputs, sort_keys=True).encode())
+
 
 TRAINING = ""
 """Name of the training samples among the names of held-out sets."""

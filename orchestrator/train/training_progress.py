@@ -6,20 +6,51 @@ import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import Any, NamedTuple
 
 from orchestrator.checkpoint.evaluations import MEASURED
 from orchestrator.checkpoint.identity import CONTINUED
 from orchestrator.checkpoint.manifest import VERIFIED
-from orchestrator.config.metric_names import by_name
+from orchestrator.config.metric_names import by_name, larger_is_better
 from orchestrator.data.samples.receipt import START, roll
 from orchestrator.data.samples.skips import Skip, lr_factor, merged, start_before, start_of
 from orchestrator.evaluate.config import StopWhen
 from orchestrator.optim.learning_rate import learning_rate
 from orchestrator.parallel.arithmetic import NEWEST, Arithmetic
 from orchestrator.train.config import Reading, StabilitySpec, TrainSpec
-from orchestrator.train.early_stopping import BestValue
 from orchestrator.train.instability import check_stable, watched_answers
+
+
+class BestValue(NamedTuple):
+    """The best value of a metric so far.
+
+    Attributes:
+        value: the value; None before the first evaluation that has one.
+        stale: number of evaluations since.
+    """
+
+    value: float | None = None
+    stale: int = 0
+
+    def after(self, stop_when: StopWhen, value: float) -> BestValue:
+        """Return the best value after one more evaluation.
+
+        A value must be better than the best one by more than `min_delta`. Small gains add up, because each is compared
+        with the best value and not with the one before.
+
+        Args:
+            stop_when: the metric, and the smallest change that counts as an improvement.
+            value: the metric's new value; NaN if the evaluation predicted nothing.
+        """
+        sign = -1.0 if larger_is_better(stop_when.metric) else 1.0
+        improves = self.value is None or sign * (self.value - value) > stop_when.min_delta
+        if improves and not math.isnan(value):
+            return BestValue(value)
+        return BestValue(self.value, self.stale + 1)
+
+    def is_on_plateau(self, stop_when: StopWhen) -> bool:
+        """Whether the metric has not improved for `patience` evaluations."""
+        return self.stale >= stop_when.patience
 
 
 @dataclasses.dataclass(frozen=True)

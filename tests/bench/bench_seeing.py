@@ -24,7 +24,7 @@ from cluster.workers.node_metrics import FIRST_INTERVAL, NodeMetrics
 from cluster.workers.rank_output import StampedStream
 from cluster.workers.worker_context import RankInfo, WorkerContext
 from orchestrator.config.spec import parse
-from orchestrator.controller.node_rows import NodeRows
+from orchestrator.controller.run_files import NodeRows
 from orchestrator.parallel.step_clock import StepClock
 from orchestrator.storage.row_line import METRICS
 from orchestrator.storage.row_writer import RowWriter

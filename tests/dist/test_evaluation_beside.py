@@ -176,7 +176,7 @@ def test_a_controller_that_is_killed_meanwhile(
 
     with monkeypatch.context() as patch:
         if when == "stored":
-            patch.setattr("orchestrator.controller.evaluation_rows.attach", die)
+            patch.setattr("orchestrator.controller.run_files.attach", die)
         else:
             patch.setattr(background_evaluation.BackgroundEvaluation, "look", die)
         with pytest.raises(Killed):

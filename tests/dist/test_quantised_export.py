@@ -24,7 +24,7 @@ from orchestrator.config.errors import InputError
 from orchestrator.config.spec import parse
 from orchestrator.evaluate.of_commit import evaluate_commit
 from orchestrator.evaluate.of_export import spec_of_export
-from orchestrator.evaluate.subject import subject_of_export
+from orchestrator.evaluate.on_tasks import subject_of_export
 from orchestrator.export.converted import Conversion, form_option
 from orchestrator.export.hugging_face import batches, export
 from orchestrator.export.quantised import scheme_option

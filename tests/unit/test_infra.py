@@ -18,7 +18,7 @@ from orchestrator.cli.app import call
 from orchestrator.config.redact import redact
 from orchestrator.config.spec import parse
 from orchestrator.extensions.render.checks import check
-from orchestrator.extensions.render.schema import load_schemas, violations
+from orchestrator.extensions.render.manifests import load_schemas, violations
 
 ROOT = Path(__file__).parents[2]
 INFRA = ROOT / "infra"

@@ -16,9 +16,51 @@ from orchestrator.config.redact import hidden_at, redact
 from orchestrator.config.resources import ResourceSpec
 from orchestrator.config.spec import JobSpec
 from orchestrator.extensions.render import checks
-from orchestrator.extensions.render.schema import load_schemas, violations
 from orchestrator.launch.job_needs import needed_libraries, store_libraries
 from orchestrator.launch.job_paths import local, read_paths, written_paths
+
+
+def load_schemas(folder: Path) -> dict[str, dict[str, Any]]:
+    """Load the strict schemas of version v1 by kind, from the CRD files of KubeRay's `config/crd/bases` in `folder`.
+
+    Raises FileNotFoundError if the folder has none.
+    """
+    result = {}
+    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # the files have some 20,000 lines each
+    for path in sorted(folder.glob("ray.io_*.yaml")):
+        definition = loader(path.read_text()).get_single_data()["spec"]
+        version = next(v for v in definition["versions"] if v["name"] == "v1")
+        result[definition["names"]["kind"]] = strict(version["schema"]["openAPIV3Schema"])
+    if not result:
+        raise FileNotFoundError(f"no ray.io_*.yaml in {folder}")
+    return result
+
+
+def strict(schema: dict[str, Any]) -> dict[str, Any]:
+    """Convert an OpenAPI schema of Kubernetes to JSON Schema, without unknown fields; defaults make fields optional."""
+    result = dict(schema)
+    if isinstance(properties := schema.get("properties"), dict):
+        result["properties"] = {name: strict(inner) for name, inner in properties.items()}
+        result["required"] = [r for r in schema.get("required", []) if "default" not in properties.get(r, {})]
+        if not schema.get("x-kubernetes-preserve-unknown-fields"):
+            result.setdefault("additionalProperties", False)
+    for key in ("items", "additionalProperties"):
+        if isinstance(schema.get(key), dict):
+            result[key] = strict(schema[key])
+    return result
+
+
+def violations(manifest: dict[str, Any], schemas: dict[str, dict[str, Any]]) -> list[str]:
+    """Return a line for each violation of the schema of the manifest's kind; empty for kinds that are not KubeRay's."""
+    from jsonschema import Draft202012Validator
+
+    schema = schemas.get(manifest["kind"])
+    if schema is None:
+        return []
+    return [
+        f"{error.json_path}: {error.message}" for error in Draft202012Validator(schema).iter_errors(manifest)
+    ]
+
 
 NOT_TEXT = re.compile(r"[yYnN]|[-+]?\.?\d[\d_.:]*([eE][-+]?\d*)?|0[xXoObB][\da-fA-F_]+")
 """Text that kubectl's YAML parser may read as another type, unlike Python's: n as no, 1e6 as a number."""

@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from dataclasses import dataclass
 
+import xxhash
+
 from cluster.workers.worker_context import WorkerContext
+from orchestrator.config.workload import WorkloadSpec
+from orchestrator.data.config import DataSpec
 from orchestrator.data.store.tokens import Tokens
 from orchestrator.models.base import Base
 from orchestrator.models.teacher_weights import teacher_model
@@ -17,12 +22,35 @@ from orchestrator.resolve.teacher import (
 )
 from orchestrator.resolve.training_inputs import TrainingInputs
 from orchestrator.storage.retry import Retry
-from orchestrator.train.distillation.config import DistillSpec
-from orchestrator.train.distillation.logits_key import logits_key
+from orchestrator.train.config import Precision
+from orchestrator.train.distillation.config import DistillSpec, LogitsSpec
 from orchestrator.train.distillation.stored_logits import StoredLogits
 from orchestrator.train.distillation.worker_logits import WorkerLogits
 from orchestrator.train.task import Task
 from workloads.workload import Workload
+
+
+def logits_key(
+    workload: WorkloadSpec, data: DataSpec, seed: int, precision: Precision, logits: LogitsSpec, base: Base
+) -> str:
+    """Return a hash of everything that determines the stored logits besides the data.
+
+    The data is identified by the folder in which they are stored.
+
+    Args:
+        workload: the student's objective and its options, which say how samples are read.
+        data: the student's data.
+        seed: seed of the student's run, which divides held-out text from training text.
+        precision: dtype of the teacher's products.
+        logits: k and the temperature.
+        base: the teacher's weights.
+    """
+    share = data.validation.share if data.validation else None
+    inputs = [
+        *(base.digest, share, workload.objective, workload.options, data.labels),
+        *(data.sequence_length, seed, precision, logits.k, logits.temperature),
+    ]
+    return xxhash.xxh3_64_hexdigest(json.dumps(inputs, sort_keys=True).encode())
 
 
 @dataclass(frozen=True)

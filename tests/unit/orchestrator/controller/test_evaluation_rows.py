@@ -6,7 +6,7 @@ from pathlib import Path
 
 from orchestrator.checkpoint.commit_store import Store
 from orchestrator.config.spec import parse
-from orchestrator.controller.evaluation_rows import EvaluationRows
+from orchestrator.controller.run_files import EvaluationRows
 from orchestrator.storage.run_directory import RunDir
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from cluster.workers.node_metrics import CPU_JOULES, SECONDS
-from orchestrator.controller.node_rows import MOST_NODES, NodeRows
+from orchestrator.controller.run_files import MOST_NODES, NodeRows
 from orchestrator.observe.energy import measured
 from orchestrator.storage.run_directory import RunDir
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from orchestrator.controller.profile_requests import REQUEST, ProfileRequests
+from orchestrator.controller.workers import REQUEST, ProfileRequests
 from orchestrator.storage import background_reader
 from orchestrator.storage.run_directory import RunDir
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from orchestrator.controller.rank_lists import LISTED, RankLists
+from orchestrator.controller.run_files import LISTED, RankLists
 
 
 def row(step: int, world: int, attempt: int = 1, memory: int = 0) -> dict[str, Any]:

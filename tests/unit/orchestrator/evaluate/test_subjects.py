@@ -12,7 +12,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast, Qwen2Config, Qw
 from orchestrator.data.encoding.auto_tokenizer import class_to_read, probes
 from orchestrator.data.encoding.training import train_bytes
 from orchestrator.evaluate.lm_eval_model import WorkloadLM
-from orchestrator.evaluate.subject import subject_of_export
+from orchestrator.evaluate.on_tasks import subject_of_export
 from orchestrator.export.target import MARK
 
 

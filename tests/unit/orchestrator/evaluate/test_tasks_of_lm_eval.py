@@ -26,8 +26,7 @@ from orchestrator.data.encoding import tokenizer as tokenizers
 from orchestrator.data.encoding.training import train_bytes
 from orchestrator.evaluate import on_tasks
 from orchestrator.evaluate.lm_eval_model import WorkloadLM
-from orchestrator.evaluate.on_tasks import evaluate_task
-from orchestrator.evaluate.subject import Subject
+from orchestrator.evaluate.on_tasks import Subject, evaluate_task
 from orchestrator.evaluate.task_files import read_task
 from workloads.inference import with_weights
 from workloads.load import load

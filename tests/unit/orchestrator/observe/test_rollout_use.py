@@ -6,8 +6,14 @@ from typing import Any
 
 from orchestrator.controller.config import LimitSpec
 from orchestrator.observe.goodput import timeline
-from orchestrator.observe.rollout_use import RolloutUse, rollout_use, rollout_worker_seconds
-from orchestrator.observe.summary import cost, why_unknown, worker_seconds
+from orchestrator.observe.summary import (
+    RolloutUse,
+    cost,
+    rollout_use,
+    rollout_worker_seconds,
+    why_unknown,
+    worker_seconds,
+)
 from orchestrator.observe.totals import tally
 
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from orchestrator.parallel.row_gradients import RowGradients
+from orchestrator.parallel.runner import RowGradients
 from workloads.load import load
 from workloads.workload import Vocabulary
 

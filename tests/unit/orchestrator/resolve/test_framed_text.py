@@ -198,7 +198,7 @@ def test_an_export_is_evaluated_with_texts_as_its_run_framed_them(
     """Exports of versions that framed no text lack the format of their data."""
     from orchestrator.evaluate.lm_eval_model import WorkloadLM
     from orchestrator.evaluate.of_export import format_of_export, spec_of_export
-    from orchestrator.evaluate.subject import subject_of_export
+    from orchestrator.evaluate.on_tasks import subject_of_export
 
     shutil.copytree(folder, tmp_path / "export")
     known = {"objective": "causal_lm", "sequence_length": 256, "global_batch": 4, **facts}

@@ -8,8 +8,7 @@ from datatrove.data import Document
 from datatrove.pipeline.filters.gopher_quality_filter import GopherQualityFilter
 
 from orchestrator.data.clean.config import GopherQuality
-from orchestrator.data.clean.datatrove_rules import _words
-from orchestrator.data.clean.gopher_quality import quality
+from orchestrator.data.clean.datatrove_rules import _words, quality
 from orchestrator.data.clean.words import words
 
 REASONS = {

@@ -7,8 +7,7 @@ from datatrove.data import Document
 from datatrove.pipeline.filters.gopher_repetition_filter import GopherRepetitionFilter
 
 from orchestrator.data.clean.config import GopherRepetition
-from orchestrator.data.clean.datatrove_rules import _words
-from orchestrator.data.clean.repeated_words import repeated_words
+from orchestrator.data.clean.datatrove_rules import _words, repeated_words
 
 OFF = dict.fromkeys(("dup_line_frac", "dup_para_frac", "dup_line_char_frac", "dup_para_char_frac"))
 

@@ -9,8 +9,7 @@ import pytest
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
 
 from orchestrator.data.encoding import engines, tokenizer, training
-from orchestrator.data.encoding.engines import FastEngine, fast, reference, same
-from orchestrator.data.encoding.hard_texts import TEXTS, hard_texts
+from orchestrator.data.encoding.engines import TEXTS, FastEngine, fast, hard_texts, reference, same
 from orchestrator.data.encoding.training import train_bytes
 
 WORDS = [f"word{i} of {i * 7} naïve 日本 \n\n  x = '{i}'\t" for i in range(200)]

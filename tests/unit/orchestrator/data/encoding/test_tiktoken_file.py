@@ -12,8 +12,7 @@ from tiktoken_ext import openai_public
 
 from orchestrator.config.errors import InputError
 from orchestrator.data.encoding import tokenizer
-from orchestrator.data.encoding.engines import FastEngine, fast, reference, same
-from orchestrator.data.encoding.hard_texts import hard_texts
+from orchestrator.data.encoding.engines import FastEngine, fast, hard_texts, reference, same
 from orchestrator.data.encoding.patterns import ENCODINGS
 
 TEXTS = [*hard_texts(["<|endoftext|>", "<|fim_prefix|>"]), Path(__file__).read_text(), ""]

@@ -17,9 +17,8 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 from trl_models import a_tokenizer, model_of
 
-from orchestrator.data.prepare.answers import Answers, unmarked
+from orchestrator.data.prepare.answers import Answers, unmarked, written
 from orchestrator.data.prepare.chat_template import CLOCK, Template, dated
-from orchestrator.data.prepare.predicted_answers import written
 from workloads.record_format import MARK
 
 FOLDER = Path(trl.__file__).parent / "chat_templates"

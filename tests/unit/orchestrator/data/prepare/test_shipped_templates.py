@@ -12,8 +12,8 @@ from transformers.utils.chat_template_utils import render_jinja_template
 
 from orchestrator.config.errors import InputError
 from orchestrator.data.config import SHIPPED
+from orchestrator.data.prepare.answers import written
 from orchestrator.data.prepare.chat_template import Template, asks_for_day, dated, named_template
-from orchestrator.data.prepare.predicted_answers import written
 from workloads.hf.tables.families import FAMILIES
 
 THEIRS = Path(trl.__file__).parent / "chat_templates"

@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orchestrator.data.samples.document_runs import RunsMaker, edges, in_memory
-from orchestrator.data.samples.held_out_split import Subset
+from orchestrator.data.samples.held_out_split import RunsMaker, Subset, edges, in_memory
 
 
 class Whole:

@@ -17,8 +17,7 @@ from traced_cases import vocabulary_of
 
 from orchestrator.export.quantised import schemes_by_name
 from orchestrator.extensions.onnx import write as onnx_export
-from orchestrator.extensions.onnx.rounded_layers import _RoundedLinear
-from orchestrator.extensions.onnx.write import export_onnx
+from orchestrator.extensions.onnx.write import _RoundedLinear, export_onnx
 from workloads.errors import WorkloadError
 from workloads.inference import with_weights
 from workloads.load import load

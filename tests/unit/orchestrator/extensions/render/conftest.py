@@ -9,7 +9,7 @@ import pytest
 from typer.main import get_command
 
 from orchestrator.extensions.render.cluster_needs import ClusterNeeds
-from orchestrator.extensions.render.schema import load_schemas
+from orchestrator.extensions.render.manifests import load_schemas
 
 CPU = ClusterNeeds("plain", "image:1", 1, 2)
 SPOT_GPU = ClusterNeeds(

@@ -8,8 +8,8 @@ import pytest
 from orchestrator.extensions.render import kuberay
 from orchestrator.extensions.render.checks import RULES, check
 from orchestrator.extensions.render.cluster_needs import ClusterNeeds
+from orchestrator.extensions.render.manifests import violations
 from orchestrator.extensions.render.pods import Kubernetes
-from orchestrator.extensions.render.schema import violations
 
 Manifest = dict[str, Any]
 NEEDS = ClusterNeeds("good", "image:1", 1, 4, gpu=1, accelerators=("H100", "A100"))

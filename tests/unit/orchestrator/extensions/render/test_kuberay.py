@@ -13,8 +13,8 @@ import pytest
 from orchestrator.extensions.render import kuberay
 from orchestrator.extensions.render.checks import check
 from orchestrator.extensions.render.cluster_needs import ClusterNeeds
+from orchestrator.extensions.render.manifests import violations
 from orchestrator.extensions.render.pods import RUN_LABEL, SPOT, Kubernetes
-from orchestrator.extensions.render.schema import violations
 
 EVERYTHING = Kubernetes(
     *("training", "keys", "trainer", "runs", "kueue:team", "redis.ray:6379", "http://s3.store:8333", "gke"),

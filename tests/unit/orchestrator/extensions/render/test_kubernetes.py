@@ -15,8 +15,8 @@ from orchestrator.config.errors import InputError
 from orchestrator.extensions.render import kuberay
 from orchestrator.extensions.render.cluster_needs import ClusterNeeds
 from orchestrator.extensions.render.kubernetes import ask_server, check_queue, redis_at, store_at
+from orchestrator.extensions.render.manifests import strict, violations
 from orchestrator.extensions.render.pods import Kubernetes
-from orchestrator.extensions.render.schema import strict, violations
 
 NEEDS = ClusterNeeds("r", "i", 1, 1)
 KINDS = {

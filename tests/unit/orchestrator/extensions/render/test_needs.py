@@ -15,10 +15,10 @@ from orchestrator.config.errors import InputError
 from orchestrator.config.spec import JobSpec, dump, parse
 from orchestrator.extensions.render import kuberay
 from orchestrator.extensions.render.checks import check
+from orchestrator.extensions.render.manifests import load_schemas, violations
 from orchestrator.extensions.render.memory import with_host_memory
 from orchestrator.extensions.render.needs import CLOUDS, needed_machines
 from orchestrator.extensions.render.pods import RUNS_FOLDER, SPOT, Kubernetes
-from orchestrator.extensions.render.schema import load_schemas, violations
 
 Manifest = dict[str, Any]
 LABELS = st.fixed_dictionaries(

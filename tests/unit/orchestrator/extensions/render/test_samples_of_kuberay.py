@@ -14,7 +14,7 @@ import peers
 import yaml
 
 from orchestrator.extensions.render.checks import MAX_NAME_LENGTH, RULES
-from orchestrator.extensions.render.schema import violations
+from orchestrator.extensions.render.manifests import violations
 
 FOLDERS = ("ray-operator/config/samples", "kubectl-plugin/config/samples")
 OF_THIS_PROJECT = {"nothing_runs_as_root", "containers_have_bounds", "authentication_is_on"}

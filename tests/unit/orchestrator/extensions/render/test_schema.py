@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from orchestrator.extensions.render.schema import load_schemas, strict, violations
+from orchestrator.extensions.render.manifests import load_schemas, strict, violations
 
 SCHEMA = {
     "type": "object",
