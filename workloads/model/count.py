@@ -75,8 +75,8 @@ def _scores(config: TransformerConfig, length: int) -> float:
     if config.latent:
         # Keys are wider than values here; 12 x width stands for both products together.
         width = (config.latent.nope_dim + config.latent.rope_dim + config.latent.value_dim) / 2
-    # An encoder's token sees a window and the global tokens on both sides: |i - j| < window, and all see a global token,
-    # which sees all (`sparse.near`).
+    # An encoder's token sees a window on both sides, |i - j| < window, and all global tokens, each of which sees all
+    # (`sparse.near`).
     window = config.window if config.causal else 2 * config.window - 1
     seen_globally = config.global_tokens if config.causal else 2 * config.global_tokens
     drawn = config.random_blocks * config.block_size

@@ -107,10 +107,10 @@ def test_flops_count_shared_layers_each_time_and_experts_by_use() -> None:
 
 
 ROWS, LENGTH, TARGET = 32, 64, 32
-SMALL = {
-    **{"vocab_size": 2000, "hidden": 256, "layers": 2, "heads": 4, "intermediate": 768, "max_positions": 128},
-    **{"kv_heads": 0, "head_dim": 0, "embedding_size": 0, "rope_scaling": None},
-}
+SMALL: dict[str, Any] = {
+    "vocab_size": 2000, "hidden": 256, "layers": 2, "heads": 4, "intermediate": 768, "max_positions": 128,
+    "kv_heads": 0, "head_dim": 0, "embedding_size": 0, "rope_scaling": None,
+}  # fmt: skip
 EXPERTS = {"experts": 4, "top_k": 2, "intermediate": 256}
 LATENT = {"query_rank": 96, "key_value_rank": 64, "nope_dim": 32, "rope_dim": 16, "value_dim": 32}
 CASES: dict[str, dict[str, Any]] = {
