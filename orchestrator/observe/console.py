@@ -131,8 +131,8 @@ def facts(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("speed", f"{count(measured.get('tokens_per_second'))} {read}/s{_precision(summary)}"),
         (
             "a step",
-            f"{duration(measured.get('step_seconds'))} (predicted {duration(predicted.get('step_seconds'))})"
-            + _without_rollout(measured),
+            f"{duration(measured.get('step_seconds'))} in the median "
+            f"(predicted {duration(predicted.get('step_seconds'))})" + _without_rollout(measured),
         ),
         ("wall time", _where_it_went(ledger)),
         ("goodput", "unknown" if goodput is None else f"{goodput:.1%}"),

@@ -107,6 +107,7 @@ def latest(rows: Sequence[Row]) -> list[Row]:
 def why_slow(parts: StepParts, rows: Sequence[Row] = ()) -> str:
     """Return one line about what a step takes, where most of it goes, and what would help; empty if nothing is known.
 
+    Parts add up only in the mean, which slow steps and waiting for commits raise above the median that a summary has.
     `rows` are the latest ones, in which ranks are compared.
     """
     means = parts.means
@@ -116,7 +117,7 @@ def why_slow(parts: StepParts, rows: Sequence[Row] = ()) -> str:
     order = sorted(means, key=lambda part: -means[part])
     shown = ", ".join(f"{PARTS[part]} {means[part] / step_seconds:.0%}" for part in order[:3])
     rate = "" if parts.mfu is None else f"; MFU {parts.mfu:.1%}"
-    return f"a step takes {duration(step_seconds)}: {shown}{rate}. {_verdict(means, step_seconds, rows)}"
+    return f"a step takes {duration(step_seconds)} in the mean: {shown}{rate}. {_verdict(means, step_seconds, rows)}"
 
 
 def _verdict(means: Mapping[str, float], step_seconds: float, rows: Sequence[Row]) -> str:

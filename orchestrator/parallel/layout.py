@@ -388,21 +388,36 @@ def batch_problems(layout: Layout, global_batch: int, even_shares: str = "") -> 
             f"micro-batch {layout.micro_batch}{why}; choose a width or micro-batch that divides it"
         ]
     parts, pp = layout.accumulation(global_batch), layout.pp
+    if pp == 1:
+        return []
     # torch's 1F1B refuses fewer micro-batches than stages, because its warm-up on the first rank needs one for each
-    # stage.
-    if pp > 1 and layout.schedule != "gpipe" and parts < pp:
+    # stage. Schedules with several stages per rank warm up on what there is.
+    if layout.schedule == "1f1b" and parts < pp:
         return [
-            f"schedule {layout.schedule} needs at least pp {pp} micro-batches, and there are {parts}; "
-            "lower micro_batch, or set schedule to gpipe"
+            f"schedule 1f1b needs at least pp {pp} micro-batches, and there are {parts}; lower micro_batch, or set "
+            "schedule to gpipe or zbv"
         ]
-    # The schedule runs rounds of pp micro-batches on each stage of a rank (Narayanan et al., 2021, section 2.2). torch
-    # is laxer and also runs some longer rounds, such as 5 micro-batches on 4 ranks.
-    if pp > 1 and layout.schedule in ("interleaved", "zero_bubble") and parts % pp:
+    rounds = parts // round_length(pp, parts)
+    if layout.schedule in ("interleaved", "zero_bubble") and parts % rounds:
         return [
-            f"schedule {layout.schedule} needs a multiple of pp {pp} micro-batches, and there are {parts}; "
-            "choose another micro_batch, or set schedule to 1f1b"
+            f"schedule {layout.schedule} runs micro-batches in equal rounds of at least pp {pp}, and {rounds} rounds "
+            f"do not divide the {parts} there are; choose another micro_batch, or set schedule to 1f1b"
         ]
     return []
+
+
+def round_length(ranks: int, parts: int) -> int:
+    """Return how many micro-batches an interleaved schedule runs through a stage before the rank turns to its next
+    stage: as many as ranks (Narayanan et al., 2021, section 2.2), or as many more as make equal rounds of all.
+
+    torch's schedules take every number of micro-batches that the rounds divide, such as 3 or 10 on 4 ranks
+    (`ScheduleInterleaved1F1B`).
+
+    Args:
+        ranks: ranks of the pipeline.
+        parts: micro-batches, at least 1.
+    """
+    return parts // max(1, parts // ranks)
 
 
 def _engine(layout: Layout) -> list[str]:

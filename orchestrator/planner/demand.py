@@ -16,7 +16,7 @@ from orchestrator.parallel.layout import Layout
 from orchestrator.planner.simulation.operators import Program
 from orchestrator.quantize.config import QuantizeSpec
 from orchestrator.train.config import Precision, TrainSpec
-from orchestrator.train.rollouts.config import RolloutSpec, beside_rollout_workers
+from orchestrator.train.rollouts.config import RolloutSpec, beside_rollout_workers, trains_as_it_reads
 
 
 @dataclass(frozen=True)
@@ -34,6 +34,8 @@ class Demand:
         ema: the decay of a moving average of the weights; None without one.
         compares: whether the objective compares answers, so that the head computes all tokens at once.
         rollout: how answers are generated; None if the objective does not learn from rewards.
+        trains_as_it_reads: whether training computes the log-probabilities of answers as the pass that reads them does,
+            if the model has no experts.
         teacher_workers: the number of teacher workers; None without any.
         steps: steps of the run.
         hours: hours within which it should finish; None for no limit.
@@ -51,6 +53,7 @@ class Demand:
     ema: float | None
     compares: bool
     rollout: RolloutSpec | None
+    trains_as_it_reads: bool
     teacher_workers: Workers | None
     steps: int
     hours: float | None
@@ -98,6 +101,9 @@ def demand_of(spec: JobSpec) -> Demand:
         ema=spec.checkpoint.ema,
         compares=spec.workload.objective in OF_ANSWERS,
         rollout=spec.rollout,
+        trains_as_it_reads=trains_as_it_reads(
+            spec.workload, train, has_experts=False, on_gpu=spec.resources.per_worker.gpu > 0
+        ),
         teacher_workers=spec.distill.teacher_workers if spec.distill else None,
         steps=train.steps,
         hours=spec.limits.hours,

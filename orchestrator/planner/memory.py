@@ -21,7 +21,7 @@ from typing import NamedTuple
 from orchestrator.optim.kinds import needs_its_shard_alone
 from orchestrator.parallel.arithmetic import HEAD_TOKENS
 from orchestrator.parallel.cuts import layers_by_rank
-from orchestrator.parallel.layout import SPLIT, Layout, ModelShape
+from orchestrator.parallel.layout import SPLIT, Layout, ModelShape, round_length
 from orchestrator.parallel.model_shape import Bias
 from orchestrator.planner.demand import Demand
 from orchestrator.planner.device import Machine
@@ -202,7 +202,9 @@ def rank_memory(
         # 2.2).
         all_forward = layout.schedule == "gpipe" and layout.pp > 1  # before any backward pass
         in_flight = (
-            accumulation if all_forward else min(_micro_batches_in_flight(layout, index), accumulation)
+            accumulation
+            if all_forward
+            else min(_micro_batches_in_flight(layout, accumulation, index), accumulation)
         )
         passes = accumulation if all_forward else 1
         head = _head_bytes(demand, shape, tokens, passes) / layout.tp if last else 0.0
@@ -282,19 +284,22 @@ def peak_by_stage(demand: Demand, shape: ModelShape, layout: Layout) -> list[flo
     return [rank.peak for rank in rank_memory(demand, shape, layout, range(layout.pp))]
 
 
-def _micro_batches_in_flight(layout: Layout, index: int) -> float:
+def _micro_batches_in_flight(layout: Layout, accumulation: int, index: int) -> float:
     """Return the maximum number of micro-batches between their forward and backward pass, at an index r of p ranks.
 
-    1F1B: p - r. Interleaved with v stages per rank: ((v - 1) p + 2 (p - r - 1) + 1) / v, the warm-up and one more, each
-    for 1 / v of the rank's layers (Narayanan et al., 2021, section 2.2). Others: p.
+    1F1B: p - r. ZB-V: p. Schedules with v stages per rank run n micro-batches in a round (`round_length`), and hold
+    the warm-up and one more, each for 1 / v of the rank's layers: ((v - 1) n + 2 (p - r - 1) + 1) / v interleaved
+    (Narayanan et al., 2021, section 2.2), and ((v - 1) n + p) / v under interleaved zero bubble.
     """
     if layout.schedule == "1f1b":
         # The first rank is p - 1 micro-batches ahead of the last, so it holds most and limits the layout.
         return layout.pp - index
-    if layout.schedule == "interleaved":
-        parts = layout.stages // layout.pp
-        return ((parts - 1) * layout.pp + 2 * (layout.pp - index - 1) + 1) / parts
-    return layout.pp
+    if layout.schedule not in ("interleaved", "zero_bubble") or layout.pp == 1:
+        return layout.pp
+    stages = layout.stages // layout.pp
+    warm_up = (stages - 1) * round_length(layout.pp, accumulation)
+    ahead = 2 * (layout.pp - index) - 1 if layout.schedule == "interleaved" else layout.pp
+    return (warm_up + ahead) / stages
 
 
 def _deferred_micro_batches(layout: Layout, index: int) -> float:

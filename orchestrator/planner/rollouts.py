@@ -189,12 +189,11 @@ def _compared(demand: Demand, shape: ModelShape) -> float:
     """Return how many forward passes a step has for the log-probabilities that it compares with.
 
     The first step compares with its own, and answers that were generated ahead have theirs. So have answers that were
-    read by training's program, see `orchestrator.train.rollouts.training_pass.trains_as_it_reads`.
+    read by training's program, see `orchestrator.train.rollouts.config.trains_as_it_reads`.
     """
-    rollout, program = demand.rollout, demand.program
+    rollout = demand.rollout
     assert rollout is not None
-    has_other_program = program.compiled or program.in_8_bits or program.dropout or shape.experts
-    if rollout.staleness or (demand.shards and not demand.on_gpu and not has_other_program):
+    if rollout.staleness or (demand.trains_as_it_reads and not shape.experts):
         return 0.0
     return (rollout.steps - (rollout.epochs == 1)) / rollout.updates
 

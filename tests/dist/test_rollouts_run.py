@@ -1078,14 +1078,18 @@ def test_several_updates_on_stale_answers_have_the_same_bits_after_kills(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize(
+    ("precision", "kind"), [("fp32", ""), ("bf16", ""), ("bf16", "lora"), ("fp32", "dora")]
+)
 def test_several_updates_have_the_same_bits_at_every_width_where_bits_are_asked_for(
-    precision: str, place: Path, tmp_path: Path
+    precision: str, kind: str, place: Path, quiet: Path, tmp_path: Path
 ) -> None:
+    adapted = {"init_from": f"{quiet}@{STEPS}", "adapter": {"kind": kind, "rank": 4, "alpha": 8}}
     runs = []
     for width in (1, 2):
         found = repeated(place, determinism="bitwise", virtual_shards=4, precision=precision)
         found["parallel"]["micro_batch"] = 4
+        found["workload"] |= adapted if kind else {}
         runs.append(run_of(tmp_path, f"width{width}", found, gang=lambda width=width: LocalGang([width])))
     same(runs[1], runs[0])
     # Only the first update of a rollout has the weights that generated it.

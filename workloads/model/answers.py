@@ -225,11 +225,10 @@ def _drawn(shares: Tensor, heights: Sequence[float], sampling: Sampling) -> Tens
     sorting them would take most of the time.
     """
     # Not divided by their total: the height is multiplied with it, which is one operation a row instead of one a token.
+    # The product never rounds up to the total, which no sum exceeds: a height has 53 bits, so that the product is at
+    # least half of the total's last digit below it, and a total that is a power of two has finer digits below it.
     sums = _cut(shares, sampling).cumsum(-1)
-    total = sums[:, -1:]
-    height = torch.tensor(heights, dtype=torch.float64, device=shares.device).unsqueeze(1) * total
-    # The product may round up to the total, which no sum exceeds.
-    height = torch.minimum(height, torch.nextafter(total, torch.zeros_like(total)))
+    height = torch.tensor(heights, dtype=torch.float64, device=shares.device).unsqueeze(1) * sums[:, -1:]
     # Only a row that is not finite has no such token.
     return torch.searchsorted(sums, height, right=True).squeeze(1).clamp(max=shares.shape[1] - 1)
 

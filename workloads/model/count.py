@@ -36,9 +36,10 @@ def flops(config: TransformerConfig, sequence_length: int, predicted: Predicted 
     """Return the FLOPs of a forward and backward pass per input token: 6 N + 12 layers heads head_dim length (PaLM,
     appendix B).
 
-    N counts the weights that multiply a token. Lookup tables do not count. The output projection counts, tied or not,
-    for the `predicted` tokens. Shared layers count each time they run. An encoder-decoder reads sequence_length tokens
-    and writes predicted.target_length; its cost is per token read.
+    N counts the weights that multiply a token. Lookup tables do not count, nor do the vectors of distances, which are
+    projected once for all rows of a micro-batch. The output projection counts, tied or not, for the `predicted` tokens.
+    Shared layers count each time they run. A head that reads one token of a row counts once a row. An encoder-decoder
+    reads sequence_length tokens and writes predicted.target_length; its cost is per token read.
 
     Args:
         config: the model.
@@ -52,11 +53,9 @@ def flops(config: TransformerConfig, sequence_length: int, predicted: Predicted 
     output = _vocabulary_weights(config)
     if config.architecture != "encoder-decoder":
         weights = _multiplied(config, config.layers, False) + _projection(config)
-        head = output + (_small_head(config) if config.head == "masked" else 0)
         share = predicted.share if config.architecture == "encoder" else 1.0
-        other: float = 0 if config.head == "masked" else _small_head(config)
-        other /= sequence_length if config.head == "sequence" else 1  # this head reads one token
-        return 6 * (weights + share * head + other) + config.layers * _scores(config, sequence_length)
+        head = share * (output + _token_head(config)) + _row_head(config) / sequence_length
+        return 6 * (weights + head) + config.layers * _scores(config, sequence_length)
     ratio = (predicted.target_length or sequence_length) / sequence_length
     encoder_flops: float = 6 * _multiplied(config, config.layers, False) + config.layers * _scores(
         config, sequence_length
@@ -76,15 +75,18 @@ def _scores(config: TransformerConfig, length: int) -> float:
     if config.latent:
         # Keys are wider than values here; 12 x width stands for both products together.
         width = (config.latent.nope_dim + config.latent.rope_dim + config.latent.value_dim) / 2
+    # An encoder's token sees a window on both sides, |i - j| < window, and all global tokens, each of which sees all
+    # (`sparse.near`).
+    window = config.window if config.causal else 2 * config.window - 1
+    seen_globally = config.global_tokens if config.causal else 2 * config.global_tokens
     drawn = config.random_blocks * config.block_size
-    visible: float = min(length, config.window + config.global_tokens + drawn) if config.window else length
+    visible: float = min(length, window + seen_globally + drawn) if config.window else length
     if config.full_every:
         # A mean over the layers, of which every n-th sees the whole row.
         visible += (length - visible) * (config.layers // config.full_every) / config.layers
-    if config.positions == "relative_keys":  # queries also multiply the keys of distances
-        # Model FLOPs: each pair needs one product with its distance, half of what QK^T and PV take. `RelativeKeys`
-        # computes all 2 L - 1 distances of a query, twice as many.
-        visible += length / 2
+    if config.positions == "relative_keys":
+        # A query also multiplies the keys of all 2 L distances: as many FLOPs as QK^T and PV of L tokens.
+        visible += length
     # Disentangled attention multiplies queries and keys with the vector of each distance.
     # 2 FLOPs a multiply-add, two products (QK^T and PV), and a backward pass of twice the forward one: 2 x 2 x 3 = 12.
     # Causal rows count in full (PaLM, appendix B).
@@ -116,21 +118,24 @@ def _vocabulary_weights(config: TransformerConfig) -> int:
     return config.vocab_size * config.embedding_size if config.head in ("language", "masked") else 0
 
 
-def _small_head(config: TransformerConfig) -> int:
-    """Return the weights of head and sentence head without the projection to the vocabulary."""
+def _token_head(config: TransformerConfig) -> int:
+    """Return the weights of a head that reads each token, without the projection to the vocabulary."""
     hidden = config.hidden
-    size = config.embedding_size
-    classes = config.classes
+    if config.head == "masked":
+        size = config.embedding_size
+        return _linear(hidden, size, True) + _norm(config, size)
+    if config.head == "discriminator":
+        return _linear(hidden, hidden, True) + _linear(hidden, 1, True)
+    return _linear(hidden, config.classes, True) if config.head in ("token", "span") else 0
+
+
+def _row_head(config: TransformerConfig) -> int:
+    """Return the weights of the heads that read one token of a row."""
+    hidden = config.hidden
     pooler = _linear(hidden, hidden, True)
     total = pooler + _linear(hidden, 2, True) if config.sentence_head else 0
-    if config.head == "masked":
-        total += _linear(hidden, size, True) + _norm(config, size)
-    elif config.head == "discriminator":
-        total += pooler + _linear(hidden, 1, True)
-    elif config.head == "token":
-        total += _linear(hidden, classes, True)
-    elif config.head == "sequence":
-        total += hidden * classes if config.causal else pooler + _linear(hidden, classes, True)
+    if config.head == "sequence":
+        total += hidden * config.classes if config.causal else pooler + _linear(hidden, config.classes, True)
     return total
 
 
@@ -139,7 +144,7 @@ def _has_bias(config: TransformerConfig) -> bool:
 
 
 def _head(config: TransformerConfig) -> int:
-    total = _small_head(config) + (config.vocab_size if _has_bias(config) else 0)
+    total = _token_head(config) + _row_head(config) + (config.vocab_size if _has_bias(config) else 0)
     return total if config.tied else total + _vocabulary_weights(config)
 
 
@@ -203,4 +208,7 @@ def _layers(config: TransformerConfig, count: int, cross: bool, active: bool) ->
 
 def _multiplied(config: TransformerConfig, count: int, cross: bool) -> int:
     """Return how many weights multiply one token in `count` layers."""
-    return _layers(config, count, cross, True) * (count if config.shared_layers else 1)
+    weights = _layers(config, count, cross, True) * (count if config.shared_layers else 1)
+    if config.positions == "relative_keys":
+        weights -= count * config.hidden * config.heads * config.head_dim  # of distances, see `flops`
+    return weights

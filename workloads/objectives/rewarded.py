@@ -89,10 +89,17 @@ class Grpo(SampledObjective):
     "dr_grpo" divides the sum over tokens by answers x rollout.max_tokens (Liu et al. 2025).
 
     `beta` weighs the divergence from the reference in the loss. `kl` is its estimate from the log-ratio r of the
-    reference to the model, for each token (Schulman 2020): k1 is -r, k2 is r^2 / 2, k3 is exp(r) - 1 - r. k1 has a
-    gradient whose mean is zero, so that it measures and does not hold back. `use_bias_correction_kl` multiplies the
-    estimate by the ratio of the token's probability to what it was when it was drawn; only then its gradient is that of
-    the divergence (DeepSeek-V3.2, DeepSeek-AI 2025, equation 7).
+    reference to the model, for each token (Schulman 2020): k1 is -r, k2 is r^2 / 2, k3 is exp(r) - 1 - r.
+    `use_bias_correction_kl` multiplies the estimate by the ratio of the token's probability to what it was when it was
+    drawn (DeepSeek-V3.2, DeepSeek-AI 2025, equation 7). The mean gradient of a token is then that of
+
+               with the correction, at any weights    without it, at the weights that drew the answers
+        k1     KL(model || reference)                 nothing, so that it measures and does not hold back
+        k2     the mean of r^2 / 2                    KL(model || reference)
+        k3     KL(model || reference)                 KL(reference || model)
+
+    With `importance_sampling_level` "sequence", the correction multiplies each token's estimate by the ratio of its
+    answer, as TRL does. Its gradient is then that of no divergence; DeepSeek-V3.2 has ratios of tokens alone.
     """
 
     name = "grpo"
@@ -211,7 +218,7 @@ def loss_of(
         divergence = _divergence(objective.kl, batch[REFERENCE_TOKENS] - log_p)
         sums["kl"] = (divergence.detach().where(predicted, 0.0).sum(), tokens)
         each = each + objective.beta * (
-            # Under "sequence" this is the ratio of the whole answer, since no other is computed.
+            # Under "sequence" this is the ratio of the whole answer, as in TRL.
             divergence * ratio if objective.use_bias_correction_kl else divergence
         )
     if DRAWN in batch:

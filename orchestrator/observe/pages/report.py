@@ -251,7 +251,7 @@ def _compared(summary: dict[str, Any]) -> list[dict[str, Any]]:
     """Return predicted and measured values, and measured over predicted."""
     rows = []
     for key, name, text_of in (
-        ("step_seconds", "a step", duration),
+        ("step_seconds", "a step, in the median", duration),
         (UPDATE, "a step without its rollout", duration),
         ("tokens_per_second", f"{read_unit(summary['objective'])} per second", count),
         ("memory_bytes", "memory of a rank", size),

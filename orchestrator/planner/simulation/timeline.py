@@ -14,6 +14,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 
+from orchestrator.parallel.layout import round_length
+
 Action = tuple[str, int, int]
 """(kind, stage, micro-batch); kind is F, B, I or W."""
 Order = tuple[tuple[Action, ...], ...]
@@ -66,8 +68,7 @@ def _interleaved(rank: int, ranks: int, parts: int, chunks: int, split: bool) ->
     them before it moves to the next. Warm-up: (v - 1) n + 2 (p - 1 - r) forward passes, with `split`
     (v - 1) n + (p - 1 - r).
     """
-    # p micro-batches at a time through a chunk; torch also takes numbers that p does not divide.
-    run_length = parts // max(1, parts // ranks)
+    run_length = round_length(ranks, parts)
     total = chunks * parts  # forward passes of this rank
     warm_up = min((chunks - 1) * run_length + (1 if split else 2) * (ranks - 1 - rank), total)
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from orchestrator.config.errors import InputError
 from orchestrator.data.store.manifest import FORMAT
-from orchestrator.parallel.layout import Layout
+from orchestrator.parallel.layout import Layout, round_length
 from orchestrator.planner.choose_layout import Plan, Verdict
 from orchestrator.planner.demand import demand_of
 from orchestrator.planner.device import Machine
@@ -533,14 +533,15 @@ def micro_batches_of(layout: Layout, accumulation: int, index: int, on_cpu: bool
     if layout.pp == 1:
         return (min(accumulation, 2),)
     in_rounds = layout.schedule in ("interleaved", "zero_bubble")
-    filled = layout.pp * (3 if in_rounds else 2)
+    round_size = round_length(layout.pp, accumulation) if in_rounds else 1
+    filled = 3 * round_size if in_rounds else 2 * layout.pp
     if layout.schedule == "gpipe":
         filled = 2
     elif layout.schedule == "1f1b":
         # A stage of 1F1B holds pp - index micro-batches at once (Narayanan et al., 2021, section 2.2). With twice as
         # many it has both filled and passed its steady state.
         filled = max(2 * (layout.pp - index), layout.pp)
-    extended = filled + (layout.pp if in_rounds else 1)
+    extended = filled + round_size
     if accumulation <= extended:
         return (accumulation,)
     return (filled, extended) if on_cpu or layout.schedule == "gpipe" else (filled,)

@@ -13,14 +13,14 @@ from orchestrator.parallel.device import Device
 from orchestrator.resolve.chat import chat_of
 from orchestrator.resolve.prompts import speaking, spoken
 from orchestrator.resolve.training_inputs import TrainingInputs
-from orchestrator.train.rollouts.config import RolloutSpec
+from orchestrator.train.rollouts.config import RolloutSpec, trains_as_it_reads
 from orchestrator.train.rollouts.judge import Judge
 from orchestrator.train.rollouts.passes import PassSpec
 from orchestrator.train.rollouts.queued_sampler import QueuedSampler, generate_until_stopped
 from orchestrator.train.rollouts.reward_model import RewardModel
 from orchestrator.train.rollouts.rollouts import Rollouts
 from orchestrator.train.rollouts.sampler import OwnSampler, UnitSampler
-from orchestrator.train.rollouts.training_pass import training_pass, trains_as_it_reads
+from orchestrator.train.rollouts.training_pass import training_pass
 from orchestrator.train.rollouts.vllm_sampler import VllmSampler
 from orchestrator.train.task import Task
 from workloads.workload import Ended
@@ -80,7 +80,12 @@ def rollouts_of(
         judge=judge,
         prompts_ahead=spec.reading.samples * rollout.steps * rollout.staleness,
         is_bitwise=bool(spec.train.bitwise_shards),
-        trains_as_it_reads=trains_as_it_reads(inputs.workload, spec.workload, spec.train, device),
+        trains_as_it_reads=trains_as_it_reads(
+            spec.workload,
+            spec.train,
+            has_experts=bool(inputs.workload.config.moe),
+            on_gpu=device.device.type != "cpu",
+        ),
         passes=PassSpec(spec.evaluate.answers, spec.evaluate.sizes, spec.rewards[0].title)
         if spec.evaluate and spec.evaluate.answers
         else None,

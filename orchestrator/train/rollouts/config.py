@@ -151,6 +151,23 @@ class RolloutSpec(StrictModel):
         return one_number(value)
 
 
+def trains_as_it_reads(workload: WorkloadSpec, train: TrainSpec, *, has_experts: bool, on_gpu: bool) -> bool:
+    """Return whether training computes the log-probabilities of answers to the bit as the pass that reads them does,
+    see `training_pass.TrainingPass`.
+
+    It does where both run the same program. With experts, those of an answer depend on the other rows of its
+    micro-batch. GPUs have not been tried.
+
+    Args:
+        workload: what the job says of its model.
+        train: how the job trains.
+        has_experts: whether the model routes tokens to experts.
+        on_gpu: whether ranks compute on GPUs.
+    """
+    has_other_program = train.compile or train.dtype == "fp8" or workload.draws or has_experts
+    return bool(train.bitwise_shards) and not (has_other_program or on_gpu)
+
+
 def beside_rollout_workers(resources: ResourceSpec, others: Workers | None) -> ResourceSpec:
     """Return the resources with rollout or teacher workers among the workers, all of which divide the memory of their
     nodes.

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from orchestrator.config.workload import WorkloadSpec
 from orchestrator.parallel.device import Device
 from orchestrator.train.config import TrainSpec
 from orchestrator.train.rollouts.config import RolloutSpec
@@ -89,25 +88,3 @@ def training_pass(
     has_experts = bool(workload.config.moe)
     rows = Rows(workload.objective, rollout, sequence_length, has_experts=has_experts, dropout_seed=None)
     return TrainingPass(rows, train.global_batch // train.bitwise_shards, device.device)
-
-
-def trains_as_it_reads(workload: Workload, spec: WorkloadSpec, train: TrainSpec, device: Device) -> bool:
-    """Return whether training computes the log-probabilities of answers as `TrainingPass` does, to the bit.
-
-    It does where both run the same program. With experts, those of an answer depend on the other rows of its
-    micro-batch. GPUs and adapters have not been tried.
-
-    Args:
-        workload: the workload.
-        spec: what the job says of it.
-        train: how the job trains.
-        device: the rank's device.
-    """
-    has_other_program = (
-        train.compile
-        or train.dtype == "fp8"
-        or spec.draws
-        or spec.adapter is not None
-        or bool(workload.config.moe)
-    )
-    return bool(train.bitwise_shards) and device.device.type == "cpu" and not has_other_program

@@ -42,13 +42,13 @@ def wide(**layout: Any) -> dict[str, Any]:
     return {**WIDE, "name": "wide", "steps": SHORT, "layout": found.to_json(), "id": f"wide {found} {SHORT}"}
 
 
-def deep(**layout: Any) -> dict[str, Any]:
+def deep(batch: int = 8, **layout: Any) -> dict[str, Any]:
     """A case of a model with layers enough for several stages per rank, and for cuts that are not even."""
-    found = Layout(**PIPED, **layout)
+    found = Layout(**{**PIPED, **layout})
     changes = {"layers": 8, "hidden": 16, "heads": 2, "intermediate": 32}
     return {
-        "name": "deep", "model": "gpt-tiny", "changes": changes, "steps": SHORT, "layout": found.to_json(),
-        "id": f"deep {found} {SHORT}",
+        "name": f"deep, {batch}", "model": "gpt-tiny", "changes": changes, "steps": SHORT, "layout": found.to_json(),
+        "train": {"global_batch": batch}, "id": f"deep {found} {batch} {SHORT}",
     }  # fmt: skip
 
 
@@ -70,7 +70,7 @@ QUICK = {
         *some("documents", Layout(cp=2, micro_batch=2)),
         *some("pair", Layout(tp=2, micro_batch=2)),
         *some("two-streams", Layout(**PIPED, schedule="zbv")),
-        deep(schedule="interleaved", virtual=4, recompute="full", recompute_layers=1),
+        deep(batch=6, schedule="interleaved", virtual=4, recompute="full", recompute_layers=1),
     ],
     4: [
         *some("decoder", Layout(**PIPED, dp=2, zero=3, schedule="zero_bubble")),
@@ -98,8 +98,12 @@ LATER = {
         *some("summary", Layout(**PIPED, schedule="zbv")),
         deep(schedule="zero_bubble", virtual=3, first_less=1, last_less=0),
         deep(schedule="interleaved", virtual=5, first_less=1, last_less=1),
+        *(deep(batch=6, schedule=schedule) for schedule in ("zero_bubble", "zbv")),
+        *(deep(batch=2, schedule=schedule) for schedule in ("interleaved", "zero_bubble", "zbv")),
     ],
     4: [
+        *(deep(batch=batch, pp=4, schedule="interleaved") for batch in (6, 20)),
+        *(deep(batch=batch, pp=4, schedule="zero_bubble") for batch in (6, 20)),
         *some("decoder", Layout(pp=4, first_less=2, last_less=2, micro_batch=2)),
         *some("decoder", Layout(dp=4, zero=2, shard=2, micro_batch=1)),
         *some("moe", Layout(dp=4, ep=2, zero=2, micro_batch=1, recompute="selective")),

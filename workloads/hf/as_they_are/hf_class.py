@@ -11,10 +11,11 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import FlopCounterMode
 
 from workloads.errors import WorkloadError
 from workloads.hf.as_they_are.divided import LayerList, layer_list
-from workloads.hf.as_they_are.routers import balance_of
+from workloads.hf.as_they_are.routers import balance_of, chosen_of
 from workloads.hf.as_they_are.tensor_plan import cut_size, is_stack, tensor_styles
 from workloads.hf.files.hf_config import (
     FolderConfig,
@@ -222,8 +223,52 @@ class HuggingFaceModel:
         return sum(parameter.numel() for parameter in self.bare.parameters())
 
     def flops(self, sequence_length: int) -> float:
-        """Return 6 N FLOPs per token. Attention is not counted, because the class may use any kind."""
-        return 6.0 * self.parameters()
+        """Return the FLOPs of a forward and backward pass per token: three times the products of a forward pass over a
+        row, which runs without data. Each token counts the experts that it chooses.
+
+        If the class cannot run without data: 6 N (PaLM, appendix B), without attention and without input embeddings.
+        """
+        if sequence_length not in self._flops_by_length:
+            self._flops_by_length[sequence_length] = self._count_flops(sequence_length)
+        return self._flops_by_length[sequence_length]
+
+    @cached_property
+    def _flops_by_length(self) -> dict[int, float]:
+        return {}
+
+    def _count_flops(self, length: int) -> float:
+        tokens = torch.zeros(1, length, dtype=torch.int64, device="meta")
+        asked = {} if self.architecture == "encoder" else {"use_cache": False}
+        pair = {"decoder_input_ids": tokens} if self.architecture == "encoder-decoder" else {}
+        counter = FlopCounterMode(display=False)
+        try:
+            with torch.no_grad(), _NoData(), _no_experts(self.bare), counter:
+                self.bare(input_ids=tokens, **asked, **pair)
+        except Exception:  # each class fails in its own way without data
+            return 6.0 * (self.parameters() - self._looked_up)
+        return 3.0 * counter.get_total_flops() / length + 6.0 * self._chosen_experts
+
+    @property
+    def _looked_up(self) -> int:
+        """Return the parameters of input embeddings that are not output embeddings too."""
+        table, head = self.bare.get_input_embeddings(), self.bare.get_output_embeddings()
+        if table is None or (head is not None and head.weight is table.weight):
+            return 0
+        return int(table.weight.numel())
+
+    @property
+    def _chosen_experts(self) -> float:
+        """Return the weights of the experts that a token chooses; those of all experts if the class does not say how
+        many these are.
+        """
+        chosen = chosen_of(self.bare)
+        weights = 0.0
+        for module in self.bare.modules():
+            if is_stack(module):
+                of_experts = [len(p) for p in module.parameters() if p.dim() == 3]
+                total = sum(p.numel() for p in module.parameters() if p.dim() == 3)
+                weights += total * min(1.0, (chosen or max(of_experts)) / max(of_experts))
+        return weights
 
 
 class _NoData(TorchDispatchMode):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -52,15 +53,26 @@ def balance_of(network: nn.Module) -> Balance | None:
     """
     if not hasattr(sys.modules[type(network).__module__], "load_balancing_loss_func"):
         return None
-    text = network.config.get_text_config()  # type: ignore[operator, union-attr]
-    holders = (network, text)
-    weight = next((getattr(p, n) for p in holders for n in WEIGHTS if getattr(p, n, None) is not None), 0.0)
+    weight = _first(network, WEIGHTS) or 0.0
     if not weight:
         return None
-    chosen = next((getattr(p, n) for p in holders for n in CHOSEN if getattr(p, n, None) is not None), None)
+    chosen = chosen_of(network)
     if chosen is None:
         raise WorkloadError(
             f"{type(network).__name__} balances its routers in a way that is not known here; "
             "set workload.changes.router_aux_loss_coef to 0"
         )
-    return Balance(float(weight), int(chosen))
+    return Balance(float(weight), chosen)
+
+
+def chosen_of(network: nn.Module) -> int | None:
+    """Return the number of experts that a token chooses; None if the class does not say it."""
+    chosen = _first(network, CHOSEN)
+    return None if chosen is None else int(chosen)
+
+
+def _first(network: nn.Module, names: Sequence[str]) -> Any:
+    """Return the first of these attributes that the class or its configuration has; None without any."""
+    text = network.config.get_text_config()  # type: ignore[operator, union-attr]
+    found = (getattr(holder, name, None) for holder in (network, text) for name in names)
+    return next((value for value in found if value is not None), None)

@@ -38,6 +38,12 @@ def test_parts_are_means_and_what_they_leave_is_told() -> None:
     assert {part["name"] for part in table} <= set(PARTS.values())
 
 
+def test_the_line_says_that_it_is_about_the_mean() -> None:
+    """A summary has the median beside it, which one slow step and commits do not raise."""
+    found = line(row(), row(commit=0.2), {**row(), "step_seconds": 5.0})
+    assert found.startswith("a step takes 2.3 s in the mean: ")
+
+
 def test_rows_of_earlier_versions_say_nothing() -> None:
     old = [{"step": 1, "step_seconds": 1.0, "data_seconds": 0.5}]
     assert StepParts(old).means == {}

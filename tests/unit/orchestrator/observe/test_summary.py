@@ -119,7 +119,7 @@ def test_the_median_step_of_rollouts_has_its_share_of_generation_and_the_update_
         "memory_bytes": 107,
     }
     told = dict(facts({"measured": found, "predicted": {"step_seconds": 6.5}}))
-    assert told["a step"] == "6.0 s (predicted 6.5 s), 2.0 s without its rollout"
+    assert told["a step"] == "6.0 s in the median (predicted 6.5 s), 2.0 s without its rollout"
     one = measured(tally(EVENTS[:3], reversed(rollouts[:2])))
     assert (one["step_seconds"], one["update_seconds"]) == (29.5, 6.5), "one rollout is better than nothing"
     assert measured(tally(EVENTS[:3], reversed(rollouts[:1])))["step_seconds"] == 50

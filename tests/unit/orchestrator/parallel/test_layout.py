@@ -87,7 +87,7 @@ def test_zbv_comes_back_to_the_first_rank() -> None:
             "stage 1 of 4 none of the 8 layers, which only the first and the last may lack; lower them",
         ),
         (Layout(recompute_layers=2), DENSE, "recompute is none; set recompute to full"),
-        (Layout(pp=3, schedule="interleaved"), DENSE, "needs a multiple of pp 3 micro-batches, and there are 16"),
+        (Layout(pp=3, schedule="interleaved"), DENSE, "5 rounds do not divide the 16 there are"),
     ],
 )  # fmt: skip
 def test_an_illegal_layout_names_the_rule_and_the_mend(layout: Layout, shape: ModelShape, words: str) -> None:

@@ -18,9 +18,15 @@ from orchestrator.planner.simulation.timeline import order
 from workloads.describe import describe
 
 
-@pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "interleaved", "zero_bubble", "zbv"])
-def test_micro_batches_in_flight_are_those_of_the_schedule(schedule: str) -> None:
-    ranks, parts = 4, 16
+@pytest.mark.parametrize(
+    ("schedule", "parts"),
+    [
+        *((schedule, 16) for schedule in ("gpipe", "1f1b", "interleaved", "zero_bubble", "zbv")),
+        *(("interleaved", 10), ("zero_bubble", 10), ("interleaved", 3), ("zero_bubble", 3)),
+    ],
+)
+def test_micro_batches_in_flight_are_those_of_the_schedule(schedule: str, parts: int) -> None:
+    ranks = 4
     spec = parse({
         "name": "paper",
         "workload": {"model": "gpt-tiny", "changes": {"layers": 8}},

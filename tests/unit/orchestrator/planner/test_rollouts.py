@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
@@ -40,15 +41,26 @@ def machine() -> Machine:
     return load("h100").machine("bf16")
 
 
-def demand(workers: int | None = None, ranks: int = 8, must_fit: bool = True, **rollout: Any) -> Demand:
+BITS = {"determinism": "bitwise", "virtual_shards": 64}
+
+
+def demand(
+    workers: int | None = None,
+    ranks: int = 8,
+    must_fit: bool = True,
+    gpu: int = 1,
+    workload: Mapping[str, Any] | None = None,
+    train: Mapping[str, Any] | None = None,
+    **rollout: Any,
+) -> Demand:
     return demand_of(parse({
         "name": "rollouts",
-        "workload": {"model": MODEL, "objective": "grpo"},
+        "workload": {"model": MODEL, "objective": "grpo", **(workload or {})},
         "data": {"sources": [{"uri": "a", "field": {"prompt": "q"}}], "tokenizer": "t", "sequence_length": LENGTH},
-        "train": {"steps": 10, "global_batch": 512, "precision": "bf16"},
+        "train": {"steps": 10, "global_batch": 512, "precision": "bf16", **(train or {})},
         "rollout": {"group": 8, "together": 4, "max_tokens": 256, "workers": workers, **rollout},
         "rewards": [{"kind": "exact_match"}],
-        "resources": {"workers": ranks, "per_worker": {"gpu": 1}, "must_fit": must_fit},
+        "resources": {"workers": ranks, "per_worker": {"gpu": gpu}, "must_fit": must_fit},
     }))  # fmt: skip
 
 
@@ -144,11 +156,22 @@ def test_several_updates_share_the_seconds_of_a_rollout(shape: ModelShape, machi
     ahead = rollout_time(demand(4, epochs=5, staleness=1), shape, found)
     assert ahead.train == once.train
     # Where bits are asked for, generation has found them on a CPU. On a GPU nobody has seen it.
-    on_gpu = dataclasses.replace(demand(4, epochs=5), shards=64)
-    bundle = on_gpu.resources.per_worker.model_copy(update={"gpu": 0})
-    on_cpu = dataclasses.replace(on_gpu, resources=on_gpu.resources.model_copy(update={"per_worker": bundle}))
-    assert rollout_time(on_gpu, shape, found).train == often.train
-    assert rollout_time(on_cpu, shape, found).train == once.train
+    assert rollout_time(demand(4, epochs=5, train=BITS), shape, found).train == often.train
+    for workload in ({}, {"adapter": {"kind": "lora"}, "init_from": "base"}):
+        on_cpu = demand(4, epochs=5, gpu=0, workload=workload, train=BITS)
+        assert rollout_time(on_cpu, shape, found).train == once.train
+
+
+@pytest.mark.parametrize("drawn", ["attention_dropout", "layer_drop", "embedding_noise"])
+def test_training_that_draws_takes_the_pass_that_generation_cannot_replace(
+    drawn: str, shape: ModelShape, machine: Machine
+) -> None:
+    found = planned(demand(4), shape, machine)
+    plain, draws = (
+        rollout_time(demand(4, gpu=0, workload=workload, train=BITS, steps=2), shape, found)
+        for workload in ({}, {drawn: 0.1})
+    )
+    assert draws.train - plain.train == pytest.approx(found.chosen.time.compute / 6)
 
 
 def test_splits_divide_the_same_workers_and_the_fastest_is_first(shape: ModelShape, machine: Machine) -> None:

@@ -231,3 +231,19 @@ def test_in_a_race_nearly_equal_probabilities_draw_the_same_token() -> None:
         share[is_race] = (one != other).float().mean().item()
     assert share[True] < 0.01
     assert share[False] > 0.03
+
+
+def test_the_highest_number_draws_the_last_token_that_can_be_drawn() -> None:
+    """Its product with the total of the probabilities does not round up to the total, or the token after all that have
+    a probability would be drawn."""
+    highest = (2**64 - 1 >> 11) / 2**53  # of `uniform`
+    assert highest < 1.0
+    draw = torch.Generator().manual_seed(0)
+    totals = 1.0 + torch.rand(100_000, generator=draw, dtype=torch.float64)
+    powers = 2.0 ** torch.arange(-30, 3, dtype=torch.float64)
+    for total in (totals, totals / 4, powers, powers * highest):
+        assert bool((highest * total < total).all())
+    shares = torch.rand(1000, 50, generator=draw, dtype=torch.float64) + 1e-6
+    last = torch.randint(0, 50, (1000,), generator=draw)
+    shares[torch.arange(50) > last[:, None]] = 0.0
+    assert torch.equal(answers._drawn(shares, [highest] * 1000, Sampling(temperature=1.0)), last)

@@ -1,11 +1,18 @@
-"""Numbers of parameters and FLOPs, against published sizes and what is built."""
+"""Numbers of parameters and FLOPs, against published sizes, what is built, and what transformers' classes multiply."""
+
+from typing import Any
 
 import pytest
 import torch
+from thin import every
+from torch.utils.flop_counter import FlopCounterMode
 
+from workloads.hf.tables.families import FAMILIES, family_of
+from workloads.model.config import TransformerConfig
 from workloads.model.count import flops, parameters
 from workloads.model.presets import PRESETS, preset
-from workloads.predicted import Predicted
+from workloads.model.sparse import near
+from workloads.predicted import ALL, Predicted
 from workloads.transformer_workload import build_model
 
 PUBLISHED = {
@@ -48,6 +55,7 @@ def test_the_closed_form_counts_what_is_built(name: str) -> None:
     [
         {"head": "sequence", "classes": 3, "sentence_head": False},
         {"head": "token", "classes": 5, "sentence_head": False},
+        {"head": "span", "classes": 2, "sentence_head": False},
         {"head": "none"},
         {"tied": False},
         {"embedding_size": 24},
@@ -96,3 +104,105 @@ def test_flops_count_shared_layers_each_time_and_experts_by_use() -> None:
     dense = preset("mixtral-tiny").changed({"moe": {"experts": 4, "top_k": 2}})
     more = dense.changed({"moe": {"experts": 8}})
     assert flops(more, 64) - flops(dense, 64) == 6 * 2 * 4 * 64  # two layers' larger routers
+
+
+ROWS, LENGTH, TARGET = 32, 64, 32
+SMALL: dict[str, Any] = {
+    "vocab_size": 2000, "hidden": 256, "layers": 2, "heads": 4, "intermediate": 768, "max_positions": 128,
+    "kv_heads": 0, "head_dim": 0, "embedding_size": 0, "rope_scaling": None,
+}  # fmt: skip
+EXPERTS = {"experts": 4, "top_k": 2, "intermediate": 256}
+LATENT = {"query_rank": 96, "key_value_rank": 64, "nope_dim": 32, "rope_dim": 16, "value_dim": 32}
+CASES: dict[str, dict[str, Any]] = {
+    "xlnet-base": {},
+    "deberta-v3-base": {"disentangled": 32, "relative_distance": 64},
+    "bert-base": {},
+    "electra-base": {"generator": 64},
+    "albert-base": {"embedding_size": 64},
+    "t5-base": {"decoder_layers": 3},
+    "deepseek-v3": {
+        "latent": LATENT,
+        "head_dim": 48,
+        "moe": {**EXPERTS, "first": 1, "groups": 2, "top_groups": 1},
+    },
+    "gpt-oss-20b": {"window": LENGTH, "kv_heads": 2, "moe": {**EXPERTS, "intermediate": 768}},
+    "switch-base-8": {
+        "decoder_layers": 2,
+        "moe": {"experts": 4, "intermediate": 768, "capacity_factor": None, "capacity": LENGTH},
+    },
+    "qwen1.5-moe-a2.7b": {"moe": {**EXPERTS, "shared": 2}},
+    "qwen3-30b-a3b": {"kv_heads": 2, "head_dim": 48, "moe": EXPERTS},
+    "mixtral-8x7b": {"kv_heads": 2, "moe": EXPERTS},
+    "gpt2": {},
+    "llama-3-8b": {"kv_heads": 2},
+    "qwen3-8b": {"kv_heads": 2},
+    "qwen2-7b": {"kv_heads": 2},
+    "mistral-7b": {"kv_heads": 2, "window": LENGTH},
+    "phi-3-mini": {"window": LENGTH},
+    "olmo-2-7b": {},
+    "gemma-2-2b": {"kv_heads": 2, "window": LENGTH},
+    "gemma-3-1b": {"kv_heads": 1, "window": LENGTH},
+    "roberta-base": {},
+    "xlm-roberta-base": {},
+    "distilbert-base": {},
+    "ernie-1.0-base": {},
+    "mpnet-base": {},
+    "mt5-small": {"decoder_layers": 3},
+    "bart-base": {"decoder_layers": 3},
+    "mbart-large": {"decoder_layers": 3},
+    "pegasus-large": {"decoder_layers": 3},
+}
+"""A preset of each family, made small enough to be run and wide enough that biases and norms are below 0.5 %."""
+
+
+def multiplied(config: TransformerConfig, kind: str = "") -> float:
+    """Return three times the FLOPs that a forward pass of transformers' class multiplies, per token that it reads."""
+    import transformers
+
+    family = family_of(config)
+    fields = family.write_config(config) | {"pad_token_id": 1}
+    hf_config = transformers.CONFIG_MAPPING[family.model_type](**fields)
+    # Fused kernels and grouped products are no products to the counter.
+    hf_config._attn_implementation = hf_config._experts_implementation = "eager"
+    model = getattr(transformers, kind or family.head(config).kind)(hf_config).eval()
+    pair = {"decoder_input_ids": torch.full((ROWS, TARGET), 7)} if config.decoder_layers else {}
+    with FlopCounterMode(display=False) as counter, torch.no_grad():
+        model(input_ids=torch.full((ROWS, LENGTH), 7), **pair)
+    return 3 * counter.get_total_flops() / (ROWS * LENGTH)
+
+
+def test_every_family_is_counted() -> None:
+    assert sorted({preset(name).family for name in CASES}) == sorted(FAMILIES)
+
+
+@pytest.mark.parametrize("name", every(5, CASES))
+def test_flops_are_those_of_transformers_class(name: str) -> None:
+    config = preset(name).changed(SMALL | CASES[name])
+    if config.generator:
+        alone, generator = config.changed({"generator": 0}), config.generator_config()
+        theirs = multiplied(alone) + multiplied(generator, "ElectraForMaskedLM")
+    else:
+        theirs = multiplied(config)
+    if config.positions == "relative_keys":
+        # transformers projects the vectors of all 2 L distances for each row, this model once for all rows.
+        theirs -= 3 * config.layers * 2 * 2 * config.hidden**2
+    predicted = Predicted(target_length=TARGET) if config.decoder_layers else ALL
+    assert flops(config, LENGTH, predicted) == pytest.approx(theirs, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{}, {"window_dilation": 3}, {"global_tokens": 4}, {"random_blocks": 2, "block_size": 16}],
+    ids=str,
+)
+@pytest.mark.parametrize("name", ["bert-tiny", "gpt-tiny"])
+def test_a_window_counts_the_keys_that_a_query_sees(name: str, changes: dict[str, int]) -> None:
+    """An encoder sees those on both sides. A causal row counts as if no key were masked at its beginning."""
+    length, whole = 512, preset(name)
+    config = whole.changed({"window": 16, **changes})
+    steps = torch.arange(length)
+    allowed = near(config, steps[:, None], steps[None], length)
+    seen = (allowed & (steps[:, None] >= steps)).sum(1)[-64:] if config.causal else allowed.sum(1)
+    scores = 12 * config.layers * config.heads * config.head_dim
+    counted = length + (flops(config, length) - flops(whole, length)) / scores
+    assert counted == pytest.approx(seen.float().mean().item(), rel=0.06)

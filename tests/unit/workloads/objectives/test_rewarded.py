@@ -154,3 +154,71 @@ def test_a_bound_within_the_clipped_range_is_refused(make) -> None:
         make("grpo", epsilon_high=0.3, delta=1.2)
     with pytest.raises(WorkloadError, match=r"delta is 0\.5; make it 0, or above 1"):
         make("grpo", delta=0.5)
+
+
+TOKENS = 4
+ALL_ANSWERS = torch.tensor(list(itertools.product(range(TOKENS), repeat=2)))
+"""All answers of two tokens."""
+
+
+def of_answers(logits: torch.Tensor) -> torch.Tensor:
+    """Log-probabilities [answers, 2] by logits [1 + TOKENS, TOKENS]: of the first token, then of the second by it."""
+    log_p = logits.log_softmax(-1)
+    first, second = ALL_ANSWERS.unbind(1)
+    return torch.stack([log_p[0, first], log_p[1 + first, second]], 1)
+
+
+def mean_of(value: str, model: torch.Tensor, drawn_by: torch.Tensor, reference: torch.Tensor) -> torch.Tensor:
+    """The exact divergence of both tokens' distributions, after the first tokens that the drawing weights give."""
+    p, q = model.log_softmax(-1), reference.log_softmax(-1)
+    each = {
+        "model || reference": p.exp() * (p - q),
+        "reference || model": q.exp() * (q - p),
+        "r^2 / 2": p.exp() * (p - q) ** 2 / 2,
+        "nothing": 0 * p,
+    }[value].sum(-1)
+    return each[0] + drawn_by.softmax(-1)[0] @ each[1:]
+
+
+@pytest.mark.parametrize(
+    ("kl", "corrected", "moved", "gradient_of"),
+    [
+        *(("k1", True, moved, "model || reference") for moved in (0.0, 0.5)),
+        *(("k2", True, moved, "r^2 / 2") for moved in (0.0, 0.5)),
+        *(("k3", True, moved, "model || reference") for moved in (0.0, 0.5)),
+        ("k1", False, 0.0, "nothing"),
+        ("k2", False, 0.0, "model || reference"),
+        ("k3", False, 0.0, "reference || model"),
+    ],
+)
+def test_the_gradient_of_each_estimate_is_that_of_its_divergence(
+    make, kl: str, corrected: bool, moved: float, gradient_of: str
+) -> None:
+    """Summed over all answers with their probabilities, by weights that have `moved` from those that drew them."""
+    draw = torch.Generator().manual_seed(2)
+    drawn_by, reference, direction = torch.randn(3, 1 + TOKENS, TOKENS, generator=draw, dtype=torch.float64)
+
+    def gradients(level: str) -> tuple[torch.Tensor, torch.Tensor]:
+        objective = make(
+            "grpo", beta=1.0, kl=kl, use_bias_correction_kl=corrected, importance_sampling_level=level
+        )
+        weights = (drawn_by + moved * direction).requires_grad_()
+        log_p, sampled = of_answers(weights), of_answers(drawn_by)
+        batch = {
+            ADVANTAGE: torch.zeros_like(sampled),
+            WEIGHT: sampled.sum(1, keepdim=True).exp().expand_as(sampled),
+            COUNTED: torch.ones_like(sampled),
+            SAMPLED: sampled,
+            REFERENCE_TOKENS: of_answers(reference),
+        }
+        loss = loss_of(objective, log_p, batch, torch.ones_like(sampled, dtype=torch.bool))
+        (found,) = torch.autograd.grad(loss.total, weights)
+        (exact,) = torch.autograd.grad(mean_of(gradient_of, weights, drawn_by, reference), weights)
+        return found, exact
+
+    torch.testing.assert_close(*gradients("token"), atol=1e-12, rtol=0.0)
+    found, exact = gradients("sequence")
+    if corrected:
+        assert (found - exact).abs().max() > 0.01, "the ratio of an answer is not that of its tokens"
+    else:
+        torch.testing.assert_close(found, exact, atol=1e-12, rtol=0.0)

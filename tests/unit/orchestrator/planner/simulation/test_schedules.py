@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from torch.distributed.pipelining.schedules import (
+    Schedule1F1B,
     ScheduleInterleaved1F1B,
     ScheduleInterleavedZeroBubble,
     ScheduleZBVZeroBubble,
 )
 
-from orchestrator.parallel.layout import SCHEDULES
-from orchestrator.planner.simulation.timeline import order
+from orchestrator.parallel.layout import SCHEDULES, Layout, batch_problems
+from orchestrator.planner.simulation.timeline import in_one_sequence, order
 
 CLASSES = {
     "interleaved": ScheduleInterleaved1F1B,
@@ -41,9 +43,35 @@ def torchs(schedule: str, ranks: int, parts: int) -> list[list[tuple[str, int, i
 
 
 @pytest.mark.parametrize("schedule", CLASSES)
-@pytest.mark.parametrize(("ranks", "parts"), [(2, 2), (2, 8), (4, 4), (4, 12), (3, 9)])
+@pytest.mark.parametrize(
+    ("ranks", "parts"), [(2, 2), (2, 8), (4, 4), (4, 12), (3, 9), (2, 1), (4, 3), (4, 10)]
+)
 def test_the_order_is_torchs(schedule: str, ranks: int, parts: int) -> None:
     assert [list(actions) for actions in order(schedule, ranks, parts)] == torchs(schedule, ranks, parts)
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", *CLASSES])
+@pytest.mark.parametrize("ranks", [2, 3, 4])
+def test_the_numbers_of_micro_batches_are_those_that_torch_takes(schedule: str, ranks: int) -> None:
+    """And none of them has a deadlock."""
+    kind: Any = {"1f1b": Schedule1F1B, **CLASSES}[schedule]
+    layout = Layout(pp=ranks, schedule=schedule)
+    stages: list[Any] = [
+        SimpleNamespace(
+            stage_index=number, num_stages=layout.stages, group_size=ranks, group_rank=0, submod=None,
+            has_backward=True, device="cpu", is_first=number == 0, is_last=number == layout.stages - 1,
+        )
+        for number in layout.stages_of(0)
+    ]  # fmt: skip
+    taken = []
+    for parts in range(1, 3 * ranks + 3):
+        try:
+            kind(stages if schedule != "1f1b" else stages[0], parts, loss_fn=lambda loss, _: loss)
+        except ValueError:
+            continue
+        taken.append(parts)
+        assert in_one_sequence(order(schedule, ranks, parts))
+    assert [parts for parts in range(1, 3 * ranks + 3) if not batch_problems(layout, parts)] == taken
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)

@@ -16,12 +16,13 @@ from orchestrator.config.workload import AdapterSpec, WorkloadSpec
 from orchestrator.parallel.layout import Layout
 from orchestrator.train.config import TrainSpec
 from orchestrator.train.rollouts.advantages import advantages
-from orchestrator.train.rollouts.config import RolloutSpec
+from orchestrator.train.rollouts.config import RolloutSpec, trains_as_it_reads
 from orchestrator.train.rollouts.prompts import Prompt
 from orchestrator.train.rollouts.rollout_data import Rollout, Scored
 from orchestrator.train.rollouts.rollouts import Rollouts
 from orchestrator.train.rollouts.rows import Rows
-from orchestrator.train.rollouts.training_pass import TrainingPass, trains_as_it_reads
+from orchestrator.train.rollouts.training_pass import TrainingPass
+from workloads.adapters.adapter import Adapter
 from workloads.errors import LogitsNotFinite
 from workloads.hf.check.parity_table import VOCABULARY, random_state
 from workloads.model.answers import Drawn, draw_answers
@@ -44,11 +45,19 @@ ENDS = (2, 9)
 class Place:
     """A model, and how its answers are drawn and trained on, in micro-batches of 4 rows."""
 
-    def __init__(self, name: str = "qwen3-tiny", temperature: float = 1.0, **changes: Any) -> None:
+    def __init__(
+        self,
+        name: str = "qwen3-tiny",
+        temperature: float = 1.0,
+        adapter: Adapter | None = None,
+        **changes: Any,
+    ) -> None:
         config = PRESETS[name].changed({**SMALL, **changes})
         objective = build("grpo", vocabulary=VOCABULARY, sequence_length=LENGTH, seed=7)
         assert isinstance(objective, Grpo)
         self.workload = TransformerWorkload(name, config, objective, VOCABULARY)
+        if adapter is not None:
+            self.workload = self.workload.with_adapter(adapter)
         self.model: nn.Module = self.workload.build()
         self.model.load_state_dict({key: 2.0 * value for key, value in random_state(self.workload).items()})
         self.model.eval()
@@ -105,6 +114,20 @@ class Place:
     def differences(self, answers: Sequence[Sequence[Drawn]]) -> list[float]:
         """Return the sums of the differences between training's log-probabilities and those of the answers."""
         return [loss.sums["sampler_difference"][0].item() for loss in self.trained(answers)]
+
+
+@pytest.mark.parametrize(
+    "kind", ["lora", "rslora", "dora", "prefix", "prompt", "p_tuning", "houlsby", "bitfit"]
+)
+@pytest.mark.parametrize("precision", [torch.float32, torch.bfloat16], ids=str)
+def test_adapters_have_the_bits_of_training_too(precision: torch.dtype, kind: str) -> None:
+    """So their later updates compare with what generation has computed, without a pass of their own."""
+    linear = kind in ("lora", "rslora", "dora")
+    adapter = Adapter(kind, rank=2, alpha=8.0, targets=("*.attention.*", "*.feedforward.*") if linear else ())
+    place = Place("gpt-tiny" if kind == "bitfit" else "qwen3-tiny", adapter=adapter, max_positions=28)
+    with torch.autocast("cpu", precision, enabled=precision != torch.float32):
+        answers = place.exact()
+        assert place.differences(answers) == [0.0] * 4
 
 
 @pytest.mark.parametrize("together", [1, 3, 4])
@@ -218,7 +241,7 @@ def test_later_updates_compare_with_what_the_passes_have_computed(
         ("train", {"precision": "fp8"}, False),
         ("workload", {"dropout": 0.1}, False),
         ("workload", {"embedding_noise": 1.0}, False),
-        ("workload", {"adapter": AdapterSpec(kind="lora", rank=4)}, False),
+        ("workload", {"adapter": AdapterSpec(kind="lora", rank=4)}, True),
     ],
     ids=str,
 )
@@ -230,12 +253,10 @@ def test_which_jobs_train_by_the_program_that_reads(part: str, changes: dict[str
         "workload": WorkloadSpec(model="qwen3-tiny", objective="grpo"),
     }
     specs[part] = specs[part].model_copy(update=changes)
-    device: Any = SimpleNamespace(device=torch.device("cpu"))
     asked = specs["workload"], specs["train"]
-    assert trains_as_it_reads(Place().workload, *asked, device) == same
-    assert not trains_as_it_reads(Place("mixtral-tiny", **EXPERTS).workload, *asked, device)
-    device.device = torch.device("cuda")
-    assert not trains_as_it_reads(Place().workload, *asked, device)
+    assert trains_as_it_reads(*asked, has_experts=False, on_gpu=False) == same
+    assert not trains_as_it_reads(*asked, has_experts=True, on_gpu=False)
+    assert not trains_as_it_reads(*asked, has_experts=False, on_gpu=True)
 
 
 def test_logits_that_are_not_finite_are_refused() -> None:
