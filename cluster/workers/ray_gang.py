@@ -330,7 +330,9 @@ class RayGang:
         if waiting:
             avoided = self._avoid | self._suspected_nodes()
             free = nodes.free_by_node(nodes.alive(), self._spec.bundle, avoided)
-            places = [f"{workers} on {address}" for address, workers in sorted((n.address, w) for n, w in free)]
+            places = [
+                f"{workers} on {address}" for address, workers in sorted((n.address, w) for n, w in free)
+            ]
             return f"; there is room for {_listed(places) or 'none on any node'}"
         late = sorted({address for pending in self._pending for address in pending.late_nodes()})
         return f" on {_listed(late)}" if late else ""

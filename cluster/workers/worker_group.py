@@ -1,9 +1,9 @@
 """Worker groups: where the ranks of a Ray gang run.
 
-A worker group is a placement group with one actor in each bundle. Usually it is one bundle for all ranks that a node has
-room for, so a node has one actor (`group_sizes`). Ranks that should share a node although no node is large enough are
-spread, with a bundle for each. An actor has a fork server for each of its ranks, with which it starts the rank of one
-attempt after another.
+A worker group is a placement group with one actor in each bundle. Usually it is one bundle for all ranks for which a
+node has room, so a node has one actor (`group_sizes`). Ranks that should share a node although no node is large enough
+are spread, with a bundle for each. An actor has a fork server for each of its ranks, with which it starts the rank of
+one attempt after another.
 """
 
 from __future__ import annotations

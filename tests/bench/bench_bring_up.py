@@ -7,7 +7,7 @@ groups one after the other (1 ms each), its actors are ready 0.5 s after, and no
 dead node does not answer. Only waits advance the clock, so no figure but the processor's depends on the machine. The
 figures are what the controller adds: its seconds beyond those that Ray takes, how often it asks for all nodes, and the
 bytes of configuration that it sends. A node has room for 8 ranks, and `--tensor` of them must share one; the
-configuration names a snapshot server on each node. `--apart` makes the smallest groups, as before there were larger ones.
+configuration names a snapshot server on each node. `--apart` makes the smallest groups, as earlier versions did.
 """
 
 from __future__ import annotations

@@ -91,7 +91,7 @@ def test_workers_beyond_those_to_keep_are_released_and_those_of_ranks_are_not() 
 
 @pytest.fixture(params=[8, 1])
 def gang_of_many(request: pytest.FixtureRequest) -> Iterator[tuple[StandInRay, RayGang]]:
-    """A gang of 40 groups of 8 ranks, on a node each: where they should share a node, and where each may be anywhere."""
+    """A gang of 40 groups of 8 ranks, on a node each. They share it because they should, or because there is room."""
     with stand_in_gang(40, 8) as (of, gang):
         gang.start(320, ONE, TARGET, {"of": "all"}, ranks_per_group=request.param)
         yield of, gang
