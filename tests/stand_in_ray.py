@@ -61,7 +61,7 @@ class Host:
 
 
 class StandInRay:
-    """A cluster of nodes with room for one group each.
+    """A cluster of nodes with room for a number of workers of one CPU each.
 
     Attributes:
         clock: the time.
@@ -73,23 +73,39 @@ class StandInRay:
     """
 
     def __init__(self, groups: int, ranks: int) -> None:
+        """Make nodes.
+
+        Args:
+            groups: how many.
+            ranks: the CPUs of each.
+        """
         self.clock = Clock()
         self.queries = self.sent = self.actors = 0
         self.launched: list[list[Any]] = []
         self.dead: set[str] = set()
         self.names = [f"node-{number:05d}" for number in range(groups)]
-        self._room = {"CPU": float(ranks)}
-        self._made = 0
+        self._ranks = ranks
+        self._free = dict.fromkeys(self.names, ranks)
+        self._hidden: list[tuple[float, str, int]] = []
+        """What nodes still show as free: until when, the node, and for how many workers."""
+        self._waiting: list[Any] = []
+        """Placement groups that find no room."""
         self._granted = 0.0
 
     def alive(self) -> list[nodes.Node]:
         """See `nodes.alive`."""
         self.queries += 1
-        free = [self._room if number >= self._made else {} for number in range(len(self.names))]
-        return [
-            nodes.Node(name, f"at-{name}", self._room, room)
-            for name, room in zip(self.names, free, strict=True)
-        ]
+        shown = self._free.copy()
+        self._hidden = [each for each in self._hidden if each[0] > self.clock.monotonic()]
+        for _, node, workers in self._hidden:
+            shown[node] += workers
+        total = {"CPU": float(self._ranks)}
+        return [nodes.Node(name, f"at-{name}", total, {"CPU": float(shown[name])}) for name in self.names]
+
+    def occupy(self, node: str, workers: int, seen: float) -> None:
+        """Take room on a node, as another job does, which is seen at a time."""
+        self._free[node] -= workers
+        self._hidden.append((seen, node, workers))
 
     def unreachable(self, ids: Iterable[str], timeout: float) -> frozenset[str]:
         """See `nodes.unreachable`."""
@@ -97,12 +113,30 @@ class StandInRay:
             self.clock.sleep(timeout)
         return found
 
-    def placement_group(self, *_: Any, **__: Any) -> Any:
-        """Request a placement group, on the next node."""
-        self._granted = max(self._granted, self.clock.monotonic()) + GRANT
-        self._made += 1
-        at = self._granted
-        return SimpleNamespace(node=self.names[self._made - 1], ready=lambda: Reference(at=at))
+    def placement_group(self, bundles: Sequence[dict[str, float]], **_: Any) -> Any:
+        """Request a placement group of one bundle. The first node with room gets it."""
+        (bundle,) = bundles
+        group = SimpleNamespace(node="", workers=int(bundle["CPU"]), reference=Reference(at=None))
+        group.ready = lambda: group.reference
+        self._waiting.append(group)
+        self._grant()
+        return group
+
+    def remove_placement_group(self, group: Any) -> None:
+        """Free the room of a placement group."""
+        if group.node:
+            self._free[group.node] += group.workers
+        else:
+            self._waiting.remove(group)
+        self._grant()
+
+    def _grant(self) -> None:
+        for group in list(self._waiting):
+            if node := next((name for name, free in self._free.items() if free >= group.workers), ""):
+                self._waiting.remove(group)
+                self._granted = max(self._granted, self.clock.monotonic()) + GRANT
+                group.node, group.reference.at = node, self._granted
+                self.occupy(node, group.workers, seen=self._granted)
 
     def remote(self, _: type) -> Any:
         """See `ray.remote`. The strategy of an actor is its placement group."""
@@ -142,7 +176,7 @@ class StandInRay:
 
 @contextlib.contextmanager
 def stand_in_ray(groups: int, ranks: int) -> Iterator[StandInRay]:
-    """Put a cluster with room for so many groups of so many ranks in Ray's place."""
+    """Put a cluster in Ray's place, see `StandInRay`."""
     of = StandInRay(groups, ranks)
     replaced: dict[Any, dict[str, Callable[..., Any] | Clock]] = {
         ray: {"wait": of.wait, "get": of.get, "put": of.put, "remote": of.remote, "kill": lambda _: None},
@@ -152,7 +186,7 @@ def stand_in_ray(groups: int, ranks: int) -> Iterator[StandInRay]:
         worker_group: {
             "time": of.clock,
             "placement_group": of.placement_group,
-            "remove_placement_group": lambda _: None,
+            "remove_placement_group": of.remove_placement_group,
             "PlacementGroupSchedulingStrategy": lambda group, _: group,
         },
     }

@@ -129,16 +129,17 @@ def free_workers(bundle: Bundle, avoid: Set[str]) -> int:
         bundle: what one worker occupies.
         avoid: ids or addresses of nodes to leave out.
     """
-    return sum(workers for _, workers in free_by_node(bundle, avoid))
+    return sum(workers for _, workers in free_by_node(alive(), bundle, avoid))
 
 
-def free_by_node(bundle: Bundle, avoid: Set[str]) -> list[tuple[str, int]]:
-    """Return the address of each node that `free_workers` counts, and how many workers fit on it.
+def free_by_node(among: Iterable[Node], bundle: Bundle, avoid: Set[str]) -> list[tuple[Node, int]]:
+    """Return each node that `free_workers` counts, and how many workers fit on it.
 
     Args:
+        among: the alive nodes.
         bundle: what one worker occupies.
         avoid: ids or addresses of nodes to leave out.
     """
     avoided = avoid | draining()
-    usable = (n for n in alive() if n.id not in avoided and n.address not in avoided)
-    return [(n.address, fitting_workers(n.free, n.labels, bundle)) for n in usable]
+    usable = (node for node in among if node.id not in avoided and node.address not in avoided)
+    return [(node, fitting_workers(node.free, node.labels, bundle)) for node in usable]

@@ -1,11 +1,15 @@
-"""A gang of Ray actors. Ranks that should share a node form a worker group, which is one placement group."""
+"""A gang of Ray actors. The ranks on a node form a worker group, which is one placement group with one actor.
+
+A gang takes whole groups from a cluster, gives whole groups back, and starts an attempt on whole groups. If an attempt
+needs a part of a group, a smaller group replaces it.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Sequence, Set
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence, Set
+from typing import Any, TypeVar
 
 import ray
 from ray.exceptions import OutOfMemoryError, RayError
@@ -18,16 +22,21 @@ from cluster.workers.rank_output import FLUSH_TIMEOUT, OutputTarget
 from cluster.workers.worker_context import RankInfo
 from cluster.workers.worker_group import (
     ANSWER_TIMEOUT,
-    GroupSpec,
     PendingGroup,
     UnresponsiveGroup,
     WorkerGroup,
+    WorkerSpec,
     first_line,
+    group_sizes,
     wait_for_ends,
 )
 
+Group = TypeVar("Group", bound=WorkerGroup | PendingGroup)
+
 PLACEMENT_TIMEOUT = 30.0
 """Seconds to wait until Ray grants placement groups for which there is room."""
+DIVIDED_AFTER = 1.0
+"""Seconds after which a group that is not granted is divided if no node has room for all of it: others were faster."""
 END_FACTOR = 2.0
 """Ranks may take this many times the slowest end that was seen, if that is longer than `DeviceLimits.end`."""
 SUSPECT_SECONDS = 60.0
@@ -55,8 +64,10 @@ class RayGang:
         """`shared` names the process of each node that has the imports of ranks done, see `shared_imports`."""
         self._shared = shared
         self._heartbeats = HeartbeatServer(ray.util.get_node_ip_address())
-        self._group_spec = GroupSpec(ranks=1, bundle=Bundle(), target="")
-        """The kind of worker groups that the present attempt uses."""
+        self._spec = WorkerSpec(bundle=Bundle(), target="")
+        """The kind of workers that the present attempt uses."""
+        self._together = 1
+        """How many consecutive ranks of the present attempt should share a node."""
         self._target_workers = 0
         """How many workers to keep ready, those of running ranks included."""
         self._avoid: frozenset[str] = frozenset()
@@ -84,7 +95,7 @@ class RayGang:
         self._advance(
             wait=0.0
         )  # pending groups occupy nodes too, and nothing else advances them between attempts
-        workers = sum(len(group.locations) for group in self._healthy(avoid) if group.spec.bundle == bundle)
+        workers = sum(group.ranks for group in self._healthy(avoid) if group.spec.bundle == bundle)
         workers += sum(pending.granted for pending in self._pending if pending.spec.bundle == bundle)
         return workers + nodes.free_workers(bundle, avoid | self._suspected_nodes())
 
@@ -99,24 +110,17 @@ class RayGang:
         output: OutputTarget | None = None,
     ) -> None:
         """See `Gang.start`."""
-        spec = GroupSpec(ranks_per_group, bundle, target)
-        if spec != self._group_spec:
-            for pending in self._pending:
-                pending.release()
-            self._pending = []
-        self._group_spec = spec
+        self._spec, self._together = WorkerSpec(bundle, target), ranks_per_group
         self._avoid = frozenset(avoid)
         self._target_workers = world_size
-        healthy = self._healthy(avoid)
-        for group in list(self._groups):
-            if group.spec != spec or group not in healthy:
-                self._release(group)
-        needed = world_size // ranks_per_group
-        self._request_groups(needed)
-        self._wait_for_groups(needed)
-        self._groups.sort(key=lambda group: group.locations[0][::-1])  # by address, then by node id
-        chosen = self._groups[:needed]
-        self._slots = [(group, index) for group in chosen for index in range(ranks_per_group)]
+        # Pending groups without a grant have cost nothing yet, and there may be room for larger ones now.
+        self._release(*(group for group in self._pending if not (group.granted and self._suits(group))))
+        healthy = set(self._healthy(avoid))
+        unfit = [group for group in self._groups if not (group in healthy and self._suits(group))]
+        self._request_rest(world_size, unfit)
+        chosen = self._wait_for_workers(world_size)
+        chosen.sort(key=_address)
+        self._slots = [(group, index) for group in chosen for index in range(group.ranks)]
         self._launch(target, config, output)
 
     def prewarm(
@@ -125,11 +129,9 @@ class RayGang:
         """See `Gang.prewarm`."""
         self._target_workers = count
         if bundle is not None:
-            self._group_spec = GroupSpec(ranks=1, bundle=bundle, target=target)
+            self._spec, self._together = WorkerSpec(bundle, target), 1
             self._avoid = frozenset(avoid)
-            present = len(self._groups) + len(self._pending)
-            free = nodes.free_workers(bundle, self._avoid | self._suspected_nodes())
-            self._request_groups(min(count, present + free))
+            self._request_missing()
             self._advance(wait=0.1)  # starts their imports, which go on while the caller does something else
         self._release_surplus()
 
@@ -140,7 +142,7 @@ class RayGang:
 
     def ready(self) -> int:
         """See `Gang.ready`."""
-        return sum(len(group.locations) for group in self._groups)
+        return sum(group.ranks for group in self._groups)
 
     def lost_nodes(self) -> Set[str]:
         """See `Gang.lost_nodes`."""
@@ -185,7 +187,7 @@ class RayGang:
         # Groups without ranks are asked too, because their nodes may also be gone.
         stopping = [UnresponsiveGroup(group) for group in self._groups]
         self._slots = []
-        wait_for_ends(stopping, max(self._group_spec.bundle.limits.end, END_FACTOR * self._slowest_end))
+        wait_for_ends(stopping, max(self._spec.bundle.limits.end, END_FACTOR * self._slowest_end))
         lost = []
         for unresponsive in stopping:
             try:
@@ -203,69 +205,134 @@ class RayGang:
         finished = [host.finish_output.remote() for group in self._groups for host in group.hosts]
         if finished:
             ray.wait(finished, num_returns=len(finished), timeout=FLUSH_TIMEOUT)
-        for pending in self._pending:
-            pending.release()
-        for group in list(self._groups):
-            self._release(group)
+        self._release(*self._pending, *self._groups)
         for unresponsive in self._unresponsive:
             unresponsive.worker_group.release()
         self._slots = []
-        self._pending = []
         self._unresponsive = []
         self._heartbeats.close()
 
     # -- worker groups
 
-    def _request_groups(self, groups: int) -> None:
-        """Request placement groups until `groups` worker groups are ready or pending."""
-        missing = groups - len(self._groups) - len(self._pending)
+    def _suits(self, group: WorkerGroup | PendingGroup) -> bool:
+        """Whether the present attempt can use the group."""
+        return group.spec == self._spec and group.holds(self._together)
+
+    def _surplus(self) -> int:
+        """The number of ready and pending workers beyond those to keep ready; negative if some are missing."""
+        present = self.ready() + sum(pending.ranks for pending in self._pending)
+        return present - self._target_workers // self._together * self._together
+
+    def _room(self, alive: Sequence[nodes.Node]) -> dict[str, int]:
+        """Return for how many workers each node has room, by id."""
+        avoided = self._avoid | self._suspected_nodes()
+        return {node.id: free for node, free in nodes.free_by_node(alive, self._spec.bundle, avoided)}
+
+    def _request(self, workers: int, alive: Sequence[nodes.Node], room: Mapping[str, int]) -> None:
+        """Request worker groups for `workers` workers, as few as there are nodes with room."""
+        avoid = self._avoid | self._suspected_nodes()
+        for ranks in group_sizes(workers, room.values(), self._together):
+            self._pending.append(PendingGroup(self._spec, ranks, avoid, alive, shared=self._shared))
+
+    def _request_missing(self) -> None:
+        """Request the workers that are missing of those to keep ready, as far as there is room."""
+        missing = -self._surplus()
         if missing <= 0:
             return
-        avoid = self._avoid | self._suspected_nodes()
         alive = nodes.alive()
-        for _ in range(missing):
-            self._pending.append(PendingGroup(self._group_spec, avoid, alive, shared=self._shared))
+        room = self._room(alive)
+        fitting = sum(free // self._together for free in room.values())
+        # A group may also be spread, if no node has room for all of it.
+        fitting = max(fitting, int(sum(room.values()) >= self._together))
+        self._request(min(missing, fitting * self._together), alive, room)
+
+    def _request_rest(self, workers: int, unfit: Sequence[WorkerGroup] = ()) -> None:
+        """Request worker groups until some that are ready or pending have exactly `workers` ranks together.
+
+        Args:
+            workers: the ranks of the present attempt.
+            unfit: ready groups that it cannot use, which are released.
+        """
+        left = set(unfit)
+        present = [*(group for group in self._groups if group not in left), *self._pending]
+        kept = _within(present, workers)
+        missing = workers - sum(group.ranks for group in kept)
+        if not missing:
+            self._release(*unfit)
+            return
+        alive = nodes.alive()
+        room = self._room(alive)
+        others = set(present) - set(kept)
+        # They are larger than what is missing. The rest of a group cannot be given back, and others may need it.
+        released = [*unfit, *sorted(others, key=lambda group: group.ranks)[:1]]
+        for group in released:
+            if isinstance(group, WorkerGroup) and group.spec.bundle == self._spec.bundle:
+                for node in (node for node, _ in group.locations if node in room):
+                    room[node] += 1  # Ray says so later
+        self._release(*released)
+        self._request(missing, alive, room)
+
+    def _divide_late(self) -> None:
+        """Request the smallest groups in place of those that Ray does not grant because they find no room."""
+        now = time.monotonic()
+        late = [
+            group
+            for group in self._pending
+            if not group.granted and group.ranks > self._together and now - group.since > DIVIDED_AFTER
+        ]
+        if not late:
+            return
+        alive = nodes.alive()
+        largest = max(self._room(alive).values(), default=0)
+        for group in late:
+            group.since = now
+            if group.ranks > largest:
+                self._release(group)
+                self._request(group.ranks, alive, {})
 
     def _release_surplus(self) -> None:
         """Release the worker groups beyond those to keep ready, for others need their room. Ranks keep theirs."""
-        surplus = len(self._groups) + len(self._pending) - self._target_workers // self._group_spec.ranks
-        unused = [group for group in self._groups if all(group is not used for used, _ in self._slots)]
-        for _ in range(surplus):
-            if self._pending:
-                self._pending.pop().release()
-            elif unused:
-                self._release(unused.pop())
+        used = {group for group, _ in self._slots}
+        self._release(*_within(self._pending, self._surplus()))
+        self._release(*_within(set(self._groups) - used, self._surplus()))
+        larger = [*self._pending, *(set(self._groups) - used)]
+        if larger and self._surplus() > 0:  # what is missing then is requested again
+            self._release(min(larger, key=lambda group: group.ranks))
 
-    def _wait_for_groups(self, groups: int) -> None:
-        """Wait until `groups` worker groups are ready.
+    def _wait_for_workers(self, workers: int) -> list[WorkerGroup]:
+        """Wait until ready groups have exactly `workers` ranks together, and return them.
 
         Raises:
             TimeoutError: that takes too long. The pending groups are released then.
         """
         started = time.monotonic()
-        while len(self._groups) < groups:
+        while True:
+            chosen = _within(sorted(self._groups, key=_address), workers)
+            missing = workers - sum(group.ranks for group in chosen)
+            if not missing:
+                return chosen
             self._reclaim_responsive()
             self._advance(wait=0.05)
             waited = time.monotonic() - started
             waiting = [pending for pending in self._pending if not pending.granted]
             if (waiting and waited > PLACEMENT_TIMEOUT) or waited > PLACEMENT_TIMEOUT + START_TIMEOUT:
                 late = self._late_text(waiting)
-                for pending in self._pending:
-                    pending.release()
-                self._pending = []
+                self._release(*self._pending)
                 problem = "no room for" if waiting else "the processes did not start for"
-                missing = groups - len(self._groups)
-                text = f"{problem} {missing} of {groups} groups of {workers_text(self._group_spec.ranks)}"
-                raise TimeoutError(f"{text} with {self._group_spec.bundle} within {waited:.0f} s{late}")
-            if not self._pending:
-                self._request_groups(groups)
+                count = f"{missing // self._together} of {workers // self._together}"
+                text = f"{problem} {count} groups of {workers_text(self._together)}"
+                raise TimeoutError(f"{text} with {self._spec.bundle} within {waited:.0f} s{late}")
+            self._divide_late()
+            self._request_rest(workers)
 
     def _late_text(self, waiting: Sequence[PendingGroup]) -> str:
-        """Return which nodes `_wait_for_groups` waits for: with too little room, or whose processes did not start."""
+        """Return which nodes `_wait_for_workers` waits for: with too little room, or whose processes did not start."""
         if waiting:
             avoided = self._avoid | self._suspected_nodes()
-            free = nodes.free_by_node(self._group_spec.bundle, avoided)
-            places = [f"{workers} on {address}" for address, workers in sorted(free)]
+            free = nodes.free_by_node(nodes.alive(), self._spec.bundle, avoided)
+            places = [
+                f"{workers} on {address}" for address, workers in sorted((n.address, w) for n, w in free)
+            ]
             return f"; there is room for {_listed(places) or 'none on any node'}"
         late = sorted({address for pending in self._pending for address in pending.late_nodes()})
         return f" on {_listed(late)}" if late else ""
@@ -284,20 +351,13 @@ class RayGang:
                     self._groups.append(group)
                     self._pending.remove(pending)
             except RayError:
-                pending.release()
-                self._pending.remove(pending)
+                self._release(pending)
 
     def _check_nodes(self) -> None:
         """Request missing worker groups for which there is room, and mark the ranks whose nodes are being drained."""
         self._reclaim_responsive()
-        spec = self._group_spec
-        missing = self._target_workers // spec.ranks - len(self._groups) - len(self._pending)
-        avoided = self._avoid | self._suspected_nodes()
-        if missing > 0:
-            room = [workers for _, workers in nodes.free_by_node(spec.bundle, avoided)]
-            # A group may also be spread, if no node has room for all of it.
-            fitting = max(sum(workers // spec.ranks for workers in room), int(sum(room) >= spec.ranks))
-            self._request_groups(len(self._groups) + len(self._pending) + min(missing, fitting))
+        self._divide_late()
+        self._request_missing()
         self._advance(wait=0.0)
         drained = nodes.draining()
         for number, (group, index) in enumerate(self._slots):
@@ -313,9 +373,10 @@ class RayGang:
             if all(node in alive and address not in avoid for node, address in group.locations)
         ]
 
-    def _release(self, group: WorkerGroup) -> None:
-        self._groups.remove(group)
-        group.release()
+    def _release(self, *groups: WorkerGroup | PendingGroup) -> None:
+        for group in groups:
+            (self._groups if isinstance(group, WorkerGroup) else self._pending).remove(group)
+            group.release()
 
     def _discard_lost(self, group: WorkerGroup) -> None:
         if group in self._groups:
@@ -364,15 +425,13 @@ class RayGang:
                 unresponsive.worker_group.release()
                 continue
             self._groups.append(unresponsive.worker_group)
-            workers = (len(self._groups) + len(self._pending)) * self._group_spec.ranks
-            if self._pending and workers > self._target_workers:
-                self._pending.pop().release()
+            self._release(*_within(self._pending, self._surplus()))
 
     def _is_usable(self, group: WorkerGroup) -> bool:
         """Whether the present attempt can use the group, and needs one more."""
         is_avoided = any(address in self._avoid for _, address in group.locations)
-        is_needed = (len(self._groups) + 1) * self._group_spec.ranks <= self._target_workers
-        return group.spec == self._group_spec and is_needed and not is_avoided
+        is_needed = self.ready() + group.ranks <= self._target_workers
+        return self._suits(group) and is_needed and not is_avoided
 
     def _suspected_nodes(self) -> set[str]:
         """The ids of nodes that were found not to answer within the last SUSPECT_SECONDS."""
@@ -410,7 +469,7 @@ class RayGang:
         for first, (group, index) in enumerate(self._slots):
             host, index_in_host = group.host_of(index)
             if not index_in_host:  # the first rank of its actor, which starts all of its ranks
-                of_host = ranks[first : first + len(group.locations) // len(group.hosts)]
+                of_host = ranks[first : first + group.ranks // len(group.hosts)]
                 launches.append((group, index, host.launch.remote(of_host, shared_config, output)))
         for group, index, reference in launches:
             try:
@@ -424,7 +483,7 @@ class RayGang:
         """Return why a rank is dead, and a line for people: how its process ended, or that its node does not answer."""
         group, index = self._slots[rank.rank]
         host, index_in_host = group.host_of(index)
-        limit = self._group_spec.bundle.limits.end
+        limit = self._spec.bundle.limits.end
         # Ranks of a dead node are asked about one by one, and the first one has waited for an answer of the node.
         is_suspected = group.locations[index][0] in self._suspected_nodes()
         answer_timeout = SUSPECT_ANSWER_TIMEOUT if is_suspected else ANSWER_TIMEOUT
@@ -441,6 +500,21 @@ class RayGang:
             end: End = "starved" if isinstance(error, OutOfMemoryError) else "lost"
             return Cause(end, name="place"), f"the node or its Ray worker is gone: {first_line(error)}"
         return Cause("lost", name="answer"), f"no answer from {rank.node} within {limit:g} s"
+
+
+def _address(group: WorkerGroup) -> tuple[str, ...]:
+    """Return the address and the id of a group's first node, by which groups are ordered."""
+    return group.locations[0][::-1]
+
+
+def _within(groups: Iterable[Group], workers: int) -> list[Group]:
+    """Return groups with at most `workers` ranks together, taking the largest first."""
+    result = []
+    for group in sorted(groups, key=lambda group: -group.ranks):
+        if group.ranks <= workers:
+            result.append(group)
+            workers -= group.ranks
+    return result
 
 
 def _listed(names: Sequence[str]) -> str:

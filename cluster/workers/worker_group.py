@@ -1,8 +1,9 @@
 """Worker groups: where the ranks of a Ray gang run.
 
-A worker group is a placement group with one actor in each bundle. On one node it is one bundle of all ranks, so large
-jobs have one actor for each node. Spread over nodes it is a bundle for each rank. An actor has a fork server for each
-of its ranks, with which it starts the rank of one attempt after another.
+A worker group is a placement group with one actor in each bundle. Usually it is one bundle for all ranks for which a
+node has room, so a node has one actor (`group_sizes`). Ranks that should share a node although no node is large enough
+are spread, with a bundle for each. An actor has a fork server for each of its ranks, with which it starts the rank of
+one attempt after another.
 """
 
 from __future__ import annotations
@@ -189,11 +190,28 @@ def shares(gpus: str, ranks: int) -> list[str]:
     return [",".join(names[each * rank : each * (rank + 1)]) for rank in range(ranks)]
 
 
-class GroupSpec(NamedTuple):
-    """The kind of worker group that an attempt needs. Groups of an equal spec can be used again."""
+def group_sizes(workers: int, room: Iterable[int], together: int) -> list[int]:
+    """Return the numbers of ranks of the fewest worker groups for some workers, largest first.
 
-    ranks: int
-    """Ranks that should share a node."""
+    A group gets what a node has room for. Workers for which no node has room get the smallest groups, which fit
+    wherever there is room later.
+
+    Args:
+        workers: number of workers, a multiple of `together`.
+        room: for how many workers each node has room.
+        together: ranks that should share a node. Every size is a multiple of it.
+    """
+    sizes = []
+    for free in sorted(room, reverse=True):
+        if size := min(free // together * together, workers):
+            sizes.append(size)
+            workers -= size
+    return sizes + [together] * (workers // together)
+
+
+class WorkerSpec(NamedTuple):
+    """The kind of worker that an attempt needs. Worker groups of an equal spec can be used again."""
+
     bundle: Bundle
     """The resources that one rank occupies."""
     target: str
@@ -205,15 +223,27 @@ class WorkerGroup:
     """A placement group that Ray has granted, with an actor in each of its bundles."""
 
     group: PlacementGroup
-    spec: GroupSpec
+    spec: WorkerSpec
     hosts: tuple[Any, ...]
     """The handles of the actors (`WorkerHost`): one, or one for each rank."""
     locations: tuple[tuple[str, str], ...]
     """The (node id, address) of each rank."""
 
+    @property
+    def ranks(self) -> int:
+        """The number of its ranks."""
+        return len(self.locations)
+
+    def holds(self, together: int) -> bool:
+        """Whether its ranks can be divided into groups of `together` ranks that share a node.
+
+        A group that is spread over nodes holds only as many as it was made for.
+        """
+        return self.ranks == together or (len(self.hosts) == 1 and self.ranks % together == 0)
+
     def host_of(self, index: int) -> tuple[Any, int]:
         """Return the actor of the rank at an index of the group, and the rank's index in that actor."""
-        each = len(self.locations) // len(self.hosts)
+        each = self.ranks // len(self.hosts)
         return self.hosts[index // each], index % each
 
     def release(self) -> None:
@@ -272,17 +302,18 @@ class PendingGroup:
     """A worker group in the making: Ray grants its placement group, its actors start, and their imports end."""
 
     def __init__(
-        self, spec: GroupSpec, avoid: Set[str], alive: Sequence[nodes.Node], shared: str = ""
+        self, spec: WorkerSpec, ranks: int, avoid: Set[str], alive: Sequence[nodes.Node], shared: str = ""
     ) -> None:
         """Request the placement group, packed onto one node if any is large enough.
 
         Args:
-            spec: the worker group to make.
+            spec: the kind of its workers.
+            ranks: the number of its workers.
             avoid: ids or addresses of nodes to leave out.
             alive: the alive nodes.
             shared: see `WorkerHost`.
         """
-        ranks, bundle = spec.ranks, spec.bundle
+        bundle = spec.bundle
         fits_one_node = any(nodes.fitting_workers(n.total, n.labels, bundle) >= ranks for n in alive)
         avoided = sorted(n.id for n in alive if n.id in avoid or n.address in avoid)
         labels = dict(bundle.labels)
@@ -296,6 +327,9 @@ class PendingGroup:
             bundle_label_selector=[labels] * len(self._shares) if labels else None,
         )
         self.spec = spec
+        self.ranks = ranks
+        self.since = time.monotonic()
+        """When it was requested."""
         self._shared = shared
         self._ready: Any = self.group.ready()
         self._hosts: list[Any] = []
@@ -350,7 +384,11 @@ class PendingGroup:
     @property
     def granted(self) -> int:
         """The number of ranks whose resources it occupies; 0 until Ray grants its placement group."""
-        return self.spec.ranks if self._hosts else 0
+        return self.ranks if self._hosts else 0
+
+    def holds(self, together: int) -> bool:
+        """See `WorkerGroup.holds`."""
+        return self.ranks == together or (len(self._shares) == 1 and self.ranks % together == 0)
 
 
 def release(group: PlacementGroup, hosts: Iterable[Any]) -> None:

@@ -1,10 +1,11 @@
-"""What the Ray actors of a gang cost on one node: one for each rank, and one for a group of ranks, in turns.
+"""What the Ray actors of a gang cost on one node: one for each rank, and one for all, in turns.
 
     python tests/bench/bench_actors.py [--ranks 8] [--rounds 3]
 
 A Ray of its own with one node. The ranks are forked from the imports of a real rank, and do nothing. `first` is the
-seconds until all ranks are heard of where no worker is ready, `next` those of the next attempt, in the same workers.
-Memory is that of the actors alone, with a share of what processes have in common (PSS).
+seconds until all ranks are heard of where no worker is ready, `next` those of the next attempt, in the same workers,
+`fewer` those of an attempt with a rank less, and `all` those of one with all ranks again. Memory is that of the actors
+after `next`, with a share of what processes have in common (PSS).
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ import paths  # noqa: F401
 import psutil
 import ray
 
+from cluster.workers import ray_gang
 from cluster.workers.gang import Bundle
 from cluster.workers.ray_gang import RayGang
 from cluster.workers.ray_internals import lean_start
@@ -29,9 +31,17 @@ from cluster.workers.shared_imports import SharedImports
 TARGET = "waiting_rank:wait"
 
 
-def attempt(gang: RayGang, ranks: int, together: int) -> float:
+SIZES = {
+    "one for each rank": lambda workers, room, together: [together] * (workers // together),
+    "one for all": ray_gang.group_sizes,
+}
+
+
+def attempt(gang: RayGang, ranks: int) -> float:
+    gang.stop()
     began = time.monotonic()
-    gang.start(ranks, Bundle(0.1), TARGET, {}, ranks_per_group=together)
+    gang.start(ranks, Bundle(0.1), TARGET, {})
+    gang.prewarm(ranks)
     while any(rank.state != "running" for rank in gang.poll(0, 0.01).ranks):
         if time.monotonic() > began + 300:
             raise TimeoutError("the ranks were not up after 300 s")
@@ -66,20 +76,22 @@ def main() -> None:
             runtime_env={"env_vars": {"PYTHONPATH": os.environ["PYTHONPATH"]}},
         )
         try:
-            found: dict[int, list[tuple[float, ...]]] = {1: [], asked.ranks: []}
+            found: dict[str, list[tuple[float, ...]]] = {name: [] for name in SIZES}
             for _ in range(asked.rounds):
-                for together, rows in found.items():
+                for variant, rows in found.items():
+                    ray_gang.group_sizes = SIZES[variant]
                     with contextlib.closing(RayGang(name)) as gang:
-                        first = attempt(gang, asked.ranks, together)
-                        rows.append((first, attempt(gang, asked.ranks, together), *actors()))
+                        times = [attempt(gang, asked.ranks), attempt(gang, asked.ranks)]
+                        cost = actors()
+                        times += [attempt(gang, asked.ranks - 1), attempt(gang, asked.ranks)]
+                        rows.append((*cost, *times))
                     time.sleep(2.0)  # so that Ray's processes are gone
-            for together, rows in found.items():
-                first, again, count, memory = (
-                    statistics.median(column) for column in zip(*rows, strict=True)
-                )
+            for variant, rows in found.items():
+                count, memory, *times = (statistics.median(column) for column in zip(*rows, strict=True))
+                first, again, fewer, more = times
                 print(
-                    f"{asked.ranks} ranks, groups of {together}: {count:.0f} actors, {memory:.0f} MB; "
-                    f"first {first:.2f} s, next {again:.2f} s",
+                    f"{asked.ranks} ranks, {variant}: {count:.0f} actors, {memory:.0f} MB; first {first:.2f} s, "
+                    f"next {again:.2f} s, fewer {fewer:.2f} s, all {more:.2f} s",
                     flush=True,
                 )
         finally:

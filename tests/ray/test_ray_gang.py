@@ -20,7 +20,7 @@ from cluster.workers import nodes
 from cluster.workers.gang import Bundle, Cause, GangStatus
 from cluster.workers.ray_gang import RayGang
 
-ONE = Bundle(1)
+ONE, HALF = Bundle(1), Bundle(0.5)
 WAIT = "targets:wait"
 
 
@@ -195,13 +195,12 @@ def test_a_node_whose_processes_do_not_start_is_named(gang: RayGang, monkeypatch
     gang.start(1, ONE, WAIT, {})
     there = until(gang, running).ranks[0].node
     (late,) = {node.address for node in nodes.alive()} - {there}
-    gang._group_spec = gang._group_spec._replace(target="never_imported:main")
-    gang._request_groups(2)
-    gang._group_spec = gang._group_spec._replace(target=WAIT)
+    gang._spec, gang._target_workers = gang._spec._replace(target="never_imported:main"), 2
+    gang._request_missing()
     with pytest.raises(
         TimeoutError, match="the processes did not start for 1 of 2 groups of 1 worker with"
     ) as found:
-        gang._wait_for_groups(2)
+        gang._wait_for_workers(2)
     assert str(found.value).endswith(f" s on {late}")
 
 
@@ -229,50 +228,109 @@ def test_a_drained_node_gives_notice_and_takes_nothing_new(gang: RayGang, cluste
     cluster.remove_node(next(n for n in cluster.worker_nodes if n.node_ip_address == beat.ranks[1].node))
 
 
+def fork_servers_of(beat: GangStatus) -> list[int]:
+    return [psutil.Process(rank.pid).ppid() for rank in beat.ranks]
+
+
+def actors_of(gang: RayGang) -> int:
+    return len({host for group, _ in gang._slots for host in group.hosts})
+
+
 @pytest.mark.slow
-def test_a_group_shares_a_node_and_an_actor_where_a_node_is_large_enough(gang: RayGang) -> None:
-    half = Bundle(0.5)
-    gang.start(4, half, WAIT, {}, ranks_per_group=2)
+@pytest.mark.parametrize("together", [2, 1])
+def test_the_ranks_of_a_node_share_an_actor_and_each_dies_and_freezes_alone(
+    gang: RayGang, together: int
+) -> None:
+    """Whether they must share a node, as under tensor parallelism, or happen to."""
+    gang.start(4, HALF, WAIT, {}, ranks_per_group=together)
     beat = until(gang, running)
     places = [rank.node for rank in beat.ranks]
     assert places[0] == places[1]
     assert places[2] == places[3]
     assert places[0] != places[2]
-    assert (gang.ready(), len({host for group in gang._groups for host in group.hosts})) == (4, 2)
-    fork_servers = [psutil.Process(rank.pid).ppid() for rank in beat.ranks]
+    assert (gang.ready(), actors_of(gang)) == (4, 2)
+    fork_servers = fork_servers_of(beat)
     assert len(set(fork_servers)) == 4
     os.kill(beat.ranks[1].pid, signal.SIGKILL)
-    beat = until(gang, lambda beat: beat.ranks[1].error != "")
+    os.kill(beat.ranks[3].pid, signal.SIGSTOP)
+    frozen_at = time.monotonic()
+    beat = until(gang, lambda beat: beat.ranks[1].error != "" and time.monotonic() > frozen_at + 3)
     assert beat.ranks[1].error == "process ended with exit code -9"
     assert [rank.state for rank in beat.ranks] == ["running", "dead", "running", "running"]
+    heard = [rank.last_heartbeat - frozen_at for rank in beat.ranks]
+    assert heard[3] < 1 < min(heard[0], heard[2])  # its silence is noticed, and the others are heard of
     gang.stop()
     assert not any(psutil.pid_exists(rank.pid) for rank in beat.ranks)
-    gang.start(4, half, WAIT, {}, ranks_per_group=2)
-    again = until(gang, running)
-    assert [psutil.Process(rank.pid).ppid() for rank in again.ranks] == fork_servers
+    gang.start(4, HALF, WAIT, {}, ranks_per_group=together)
+    assert fork_servers_of(until(gang, running)) == fork_servers
+
+
+@pytest.mark.slow
+def test_a_gang_shrinks_and_grows_by_single_ranks_of_a_node(gang: RayGang) -> None:
+    fork_servers: dict[int, list[int]] = {}
+    for ranks, actors in ((4, 2), (3, 2), (4, 3), (2, 1), (1, 1)):
+        gang.start(ranks, HALF, WAIT, {})
+        gang.prewarm(ranks)
+        beat = until(gang, running)
+        assert [rank.node for rank in beat.ranks] == sorted(rank.node for rank in beat.ranks)
+        assert (gang.ready(), actors_of(gang)) == (ranks, actors)
+        fork_servers[ranks] = fork_servers_of(beat)
+        deadline = time.monotonic() + 10
+        while gang.capacity(HALF) != 4:  # what it gives back is free
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        gang.stop()
+    assert (
+        len({*fork_servers[4]} & {*fork_servers[3]}) == 3
+    )  # the group of the other node, and the smaller one
+
+
+@pytest.mark.slow
+def test_ranks_find_room_that_others_have_left_of_a_node(
+    gang: RayGang, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ray's view of it is late: the gang asks for room for two ranks on each node, and one node has it for one."""
+    view = nodes.alive()
+    other = ray.remote(num_cpus=0.5)(Other).remote()
+    ray.get(other.answer.remote())
+    with monkeypatch.context() as late:
+        late.setattr(nodes, "alive", lambda: view)
+        gang.prewarm(4, HALF, WAIT)
+        assert [pending.ranks for pending in gang._pending] == [2, 2]
+    until(gang, lambda beat: gang.ready() == 3)
+    gang.start(3, HALF, WAIT, {})
+    assert (len(until(gang, running).ranks), actors_of(gang)) == (3, 2)
+    ray.kill(other)
+
+
+class Other:
+    """An actor of another job."""
+
+    def answer(self) -> None:
+        """Answer, once it is there."""
 
 
 @pytest.mark.slow
 def test_a_fork_server_that_dies_takes_the_ranks_of_its_actor_along_and_the_next_attempt_has_another(
     gang: RayGang,
 ) -> None:
-    half = Bundle(0.5)
-    gang.start(2, half, WAIT, {}, ranks_per_group=2)
+    gang.start(2, HALF, WAIT, {}, ranks_per_group=2)
     beat = until(gang, running)
-    fork_servers = [psutil.Process(rank.pid).ppid() for rank in beat.ranks]
+    fork_servers = fork_servers_of(beat)
     os.kill(fork_servers[1], signal.SIGKILL)
     beat = until(gang, lambda beat: all(rank.error for rank in beat.ranks))
     assert [rank.state for rank in beat.ranks] == ["dead", "dead"]
     assert beat.ranks[1].error == "the process that starts ranks has ended"
     gang.stop()
     assert gang.lost_nodes() == set()
-    gang.start(2, half, WAIT, {}, ranks_per_group=2)
+    gang.start(2, HALF, WAIT, {}, ranks_per_group=2)
     again = until(gang, running)
-    assert not {psutil.Process(rank.pid).ppid() for rank in again.ranks} & set(fork_servers)
+    assert not {*fork_servers_of(again)} & {*fork_servers}
 
 
 @pytest.mark.slow
-def test_each_rank_of_an_actor_sees_a_gpu_of_its_own(gang: RayGang, cluster: Cluster) -> None:
+@pytest.mark.parametrize("together", [2, 1])
+def test_each_rank_of_an_actor_sees_a_gpu_of_its_own(gang: RayGang, cluster: Cluster, together: int) -> None:
     """Ray names the GPUs of an actor without looking for any."""
     node = cluster.add_node(
         num_cpus=1,
@@ -283,10 +341,11 @@ def test_each_rank_of_an_actor_sees_a_gpu_of_its_own(gang: RayGang, cluster: Clu
         dashboard_agent_listen_port=0,
     )
     cluster.wait_for_nodes(timeout=60)
-    gang.start(2, Bundle(0.5, gpu=1), "targets:gpus", {}, ranks_per_group=2)
+    gang.start(2, Bundle(0.5, gpu=1), "targets:gpus", {}, ranks_per_group=together)
     beat = until(gang, lambda beat: all(rank.state == "done" for rank in beat.ranks))
     assert sorted(rank.result for rank in beat.ranks) == ["0", "1"]
     assert {rank.node for rank in beat.ranks} == {"127.0.0.99"}
+    assert actors_of(gang) == 1
     cluster.remove_node(node)
 
 

@@ -18,6 +18,7 @@ from orchestrator.planner.choose_layout import plan
 from orchestrator.planner.demand import demand_of
 from orchestrator.planner.device import TIME_SLICE, Machine
 from orchestrator.planner.device_profile import load
+from orchestrator.planner.memory import offered
 from orchestrator.planner.search import passes_time, time_lower_bound
 from orchestrator.planner.shape_of_model import model_shape
 from orchestrator.planner.simulation.operators import Program, ends, needed_flops
@@ -29,6 +30,7 @@ from orchestrator.planner.simulation.step import (
 )
 from workloads.describe import describe
 
+EXAMPLE = Path(__file__).parents[5] / "examples" / "llama-3-405b.yaml"
 MACHINES = {name: load(name).machine("bf16") for name in sorted({row.machine for row in ROWS})}
 
 
@@ -54,12 +56,26 @@ def test_published_layouts_are_legal(row: Published) -> None:
 
 @pytest.mark.parametrize("row", REPORT, ids=lambda row: row.name)
 def test_llama_3_405b_is_met_as_a_job(row: Published) -> None:
-    spec = load_job(Path(__file__).parents[5] / "examples" / "llama-3-405b.yaml")
+    spec = load_job(EXAMPLE)
     assert isinstance(spec, JobSpec)
     shape = model_shape(describe(spec.workload.model, spec.workload.changes), spec.data.sequence_length)
     assert shape.parameters == pytest.approx(row.shape.parameters, rel=1e-3)
     chosen = plan(demand_of(spec), shape, row.layout.world, MACHINES[row.machine], must_fit=False).chosen
     assert chosen.layout == row.layout
+    assert chosen.seconds == pytest.approx(row.seconds, rel=0.05)
+
+
+@pytest.mark.parametrize("row", REPORT, ids=lambda row: row.name)
+def test_llama_3_405b_has_a_layout_with_room_on_as_many_gpus(row: Published) -> None:
+    """In the layout of its report this engine needs four times the memory of an H100."""
+    pinned = "{tp: 4, pp: 64, cp: 8, zero: 1, sequence: true, micro_batch: 1, schedule: 1f1b, last_less: 1}"
+    spec = load_job(EXAMPLE, [f"parallel={pinned}"])
+    assert isinstance(spec, JobSpec)
+    shape = model_shape(describe(spec.workload.model, spec.workload.changes), spec.data.sequence_length)
+    machine = MACHINES[row.machine]
+    chosen = plan(demand_of(spec), shape, row.layout.world, machine).chosen
+    assert chosen.memory < offered(machine, on_cpu=False)
+    assert chosen.layout.recompute == "none"
     assert chosen.seconds == pytest.approx(row.seconds, rel=0.05)
 
 
