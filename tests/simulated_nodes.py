@@ -49,6 +49,8 @@ class Nodes:
 
     def ensure_running(self, min_nodes: int = 1) -> list[dict[str, str]]:
         """Start the servers of nodes that are new, or were lost."""
+        for process, _ in self._servers.values():
+            process.poll()  # reaps those of lost nodes
         for name in self.names if len(self.names) >= min_nodes else ():
             if name not in self._servers or self._servers[name][0].poll() is not None:
                 command = [sys.executable, "-m", "orchestrator.checkpoint.snapshot_server"]
@@ -64,9 +66,7 @@ class Nodes:
     def kill(self, name: str) -> None:
         """Kill the node's server."""
         if name in self._servers:
-            process, _ = self._servers[name]
-            process.kill()
-            process.wait()
+            self._servers[name][0].kill()
 
     def leave(self, addresses: Set[str]) -> None:
         """See `NodeServices.leave`."""
