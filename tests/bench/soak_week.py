@@ -272,8 +272,10 @@ def main() -> int:
         shared.close()
     (folder / "week.json").write_text(json.dumps([dataclasses.asdict(change) for change in weather.changes]))
     print(f"{summary['state']} after {time.monotonic() - began:.0f} s, {gang.last[0]} steps; {weather.error}")
+    if weather.error:
+        return 1
     goodput = account(weather.changes, gang.paces, waited_less)
-    return int(bool(weather.error) or goodput < GOODPUT or leaks(weather.changes, folder))
+    return int(leaks(weather.changes, folder) or goodput < GOODPUT)
 
 
 def account(changes: list[Change], paces: dict[int, list[float]], waited_less: float) -> float:
