@@ -148,6 +148,10 @@ class NodesGang(LastingGang):
         """See `Gang.capacity`."""
         return len(self.nodes.names)
 
+    def ready(self) -> int:
+        """See `Gang.ready`."""
+        return len(self.nodes.names)
+
     def kill_rank(self, rank: int) -> None:
         """Kill a rank alone: what else is on its node lives on."""
         with contextlib.suppress(ProcessLookupError):

@@ -50,7 +50,7 @@ DOWN = 0.1747
 HALF_HOUR = 1800.0
 STEADY = 20
 """Steps after the run has adapted to a change."""
-PATIENCE = 240.0
+PATIENCE = 600.0
 """Seconds to adapt."""
 NOTICE = 2.0
 """Seconds from a notice to the end of the node, at most."""
