@@ -16,7 +16,7 @@ ALL_AT_ONCE := --numprocesses $(shell $(PYTHON) -c 'import os; print(1 + (os.cpu
 BY_FILE := --numprocesses 3 --dist loadfile
 
 .DEFAULT_GOAL := help
-.PHONY: help install quickstart example-reviews example-chat example-preferences example-chain example-summarise example-sums example-distill example-compress test test-releases test-unit test-dist test-ray test-long test-partition test-traced check-kubernetes soak test-gpu bench-gpu bench-planner published-table bench findings docs check house format lock clean
+.PHONY: help install quickstart example-reviews example-chat example-preferences example-chain example-summarise example-sums example-distill example-compress test test-releases test-unit test-dist test-ray test-long test-partition test-traced check-kubernetes soak soak-week test-gpu bench-gpu bench-planner published-table bench findings docs check house format lock clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-20s %s\n", $$1, $$2}'
@@ -103,6 +103,10 @@ check-kubernetes: install ## manifests: against KubeRay's schema (CRDS=folder), 
 
 soak: install ## 10,000 random faults of every kind, in rounds that a second call goes on with: hours
 	$(BIN)/python tests/bench/soak.py runs/soak --faults 10000
+
+soak-week: install ## a week of spot machines in an hour: what it costs a run, and whether anything leaks; on a machine that does nothing else
+	rm -rf runs/soak-week
+	OMP_NUM_THREADS=1 $(BIN)/python tests/bench/soak_week.py runs/soak-week
 
 test-gpu: install ## what needs a GPU, in ten minutes on one that reaches no network; elsewhere what of it runs on a CPU
 	OMP_NUM_THREADS=1 timeout 600 $(BIN)/pytest tests/gpu/test_processes.py tests/gpu/test_computation.py tests/unit/orchestrator/checkpoint/test_saver.py -m "gpu or not slow" --timeout 300 --durations 0 -s

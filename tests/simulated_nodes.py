@@ -1,9 +1,10 @@
-"""Nodes that can be lost, without Ray: ranks and snapshot servers are real processes, and a node is a group of them."""
+"""Nodes that come and go, without Ray: ranks and snapshot servers are real processes, and a node is a group of them."""
 
 from __future__ import annotations
 
 import contextlib
 import json
+import os
 import random
 import signal
 import subprocess
@@ -11,7 +12,7 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Set
+from collections.abc import Callable, Set
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ import psutil
 from lasting_gang import LastingGang
 from prepared import prepare_here
 
-from cluster.workers.cluster import Cluster
+from cluster.workers.cluster import Cluster, RemoteTask
 from cluster.workers.gang import Bundle, GangStatus
 from cluster.workers.machine import Offer
 from cluster.workers.process_gang import ForkServer
@@ -30,7 +31,11 @@ from orchestrator.storage.run_directory import RunDir
 
 
 class Nodes:
-    """So many nodes, each with a snapshot server; rank r is on node r modulo their number. See `NodeServices`."""
+    """So many nodes, each with a snapshot server. See `NodeServices`.
+
+    Attributes:
+        names: the nodes that are up.
+    """
 
     def __init__(self, count: int) -> None:
         self.names = [f"node-{number}" for number in range(count)]
@@ -44,6 +49,8 @@ class Nodes:
 
     def ensure_running(self, min_nodes: int = 1) -> list[dict[str, str]]:
         """Start the servers of nodes that are new, or were lost."""
+        for process, _ in self._servers.values():
+            process.poll()  # reaps those of lost nodes
         for name in self.names if len(self.names) >= min_nodes else ():
             if name not in self._servers or self._servers[name][0].poll() is not None:
                 command = [sys.executable, "-m", "orchestrator.checkpoint.snapshot_server"]
@@ -53,11 +60,13 @@ class Nodes:
                 process.stdin.write(json.dumps({"token": self.token}) + "\n")
                 process.stdin.flush()
                 self._servers[name] = process, process.stdout.readline().strip()
-        return [{"node": name, "address": address} for name, (_, address) in self._servers.items()]
+        up = [(name, self._servers[name][1]) for name in self.names if name in self._servers]
+        return [{"node": name, "address": address} for name, address in up]
 
     def kill(self, name: str) -> None:
         """Kill the node's server."""
-        self._servers[name][0].kill()
+        if name in self._servers:
+            self._servers[name][0].kill()
 
     def leave(self, addresses: Set[str]) -> None:
         """See `NodeServices.leave`."""
@@ -71,11 +80,13 @@ class Nodes:
 
 
 class NodesGang(LastingGang):
-    """A gang of local processes whose ranks believe to be on these nodes.
+    """A gang of local processes whose ranks believe to be on these nodes: rank r on node r modulo their number.
 
     Attributes:
         pids: the process of each rank.
+        places: the node of each rank.
         rows: how often the row of each step has arrived, in all attempts.
+        since_start: how many rows of this attempt have arrived.
         reached: the last step that rank 0 has reported, by attempt.
     """
 
@@ -83,7 +94,9 @@ class NodesGang(LastingGang):
         super().__init__()
         self.nodes = nodes
         self.pids: list[int] = []
+        self.places: list[str] = []
         self.rows: Counter[int] = Counter()
+        self.since_start = 0
         self.reached: list[int] = []
         self.restored: list[int] = []
 
@@ -98,14 +111,16 @@ class NodesGang(LastingGang):
         output: OutputTarget | None = None,
     ) -> None:
         """See `Gang.start`."""
-        self.pids = []
+        self.pids, self.since_start = [], 0
         self.restored.append(config["restore"] or 0)
         self.reached.append(config["restore"] or 0)
-        launch, names, pids = ForkServer.launch, self.nodes.names, [0] * world_size
+        names = self.nodes.names
+        self.places = [names[rank % len(names)] for rank in range(world_size)]
+        launch, pids = ForkServer.launch, [0] * world_size
 
         def on_node(process: ForkServer, /, **rank: Any) -> int:
             number = rank["rank_info"]["rank"]
-            rank["rank_info"]["node"] = names[number % len(names)]
+            rank["rank_info"]["node"] = self.places[number]
             pids[number] = launch(process, **rank)
             return pids[number]
 
@@ -119,13 +134,22 @@ class NodesGang(LastingGang):
     def poll(self, saved: int, wait: float = 0.0) -> GangStatus:
         """See `Gang.poll`."""
         status = super().poll(saved, wait)
-        self.rows.update(row["step"] for row in status.rows)
+        self.take(status.rows)
         if status.ranks:
             self.reached[-1] = max(self.reached[-1], status.ranks[0].step)
         return status
 
+    def take(self, rows: tuple[dict[str, Any], ...]) -> None:
+        """Note rows that have arrived."""
+        self.rows.update(row["step"] for row in rows)
+        self.since_start += len(rows)
+
     def capacity(self, bundle: Bundle, avoid: Set[str] = frozenset()) -> int:
         """See `Gang.capacity`."""
+        return len(self.nodes.names)
+
+    def ready(self) -> int:
+        """See `Gang.ready`."""
         return len(self.nodes.names)
 
     def kill_rank(self, rank: int) -> None:
@@ -135,13 +159,8 @@ class NodesGang(LastingGang):
 
     def kill_node(self, name: str) -> None:
         """Kill all processes of a node: its server, its ranks and the processes that write their snapshots."""
-        ranks = [
-            pid
-            for rank, pid in enumerate(self.pids)
-            if self.nodes.names[rank % len(self.nodes.names)] == name
-        ]
         family: list[psutil.Process] = []
-        for pid in ranks:
+        for pid in self._ranks_on(name):
             with contextlib.suppress(psutil.NoSuchProcess):
                 family += [*psutil.Process(pid).children(recursive=True), psutil.Process(pid)]
         for process in family:  # none of them can act any more while the others are killed
@@ -151,6 +170,15 @@ class NodesGang(LastingGang):
         for process in family:
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.kill()
+
+    def notify(self, name: str) -> None:
+        """Tell the ranks of a node that it will be taken away."""
+        for pid in self._ranks_on(name):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGTERM)
+
+    def _ranks_on(self, name: str) -> list[int]:
+        return [pid for pid, place in zip(self.pids, self.places, strict=False) if place == name]
 
 
 class Killer(threading.Thread):
@@ -173,8 +201,7 @@ class Killer(threading.Thread):
         while len(self.struck) < self._kills and not self.over.is_set():
             gang = self._gang
             # A row counts once its step is held on two nodes.
-            fresh = len(gang.restored) > attempts and max(gang.rows, default=0) > gang.restored[-1]
-            if not fresh:
+            if len(gang.restored) == attempts or not gang.since_start:
                 time.sleep(0.005)
                 continue
             attempts = len(gang.restored)
@@ -185,7 +212,7 @@ class Killer(threading.Thread):
             if kind == "rank":
                 gang.kill_rank(rank)
             else:
-                gang.kill_node(gang.nodes.names[rank % len(gang.nodes.names)])
+                gang.kill_node(gang.places[rank])
 
 
 def run_on_nodes(
@@ -198,26 +225,37 @@ def run_on_nodes(
     longest: float = 0.3,
 ) -> tuple[dict[str, Any], NodesGang, Killer]:
     """Run a job that exports nothing on simulated nodes, and kill at random. Returns the summary too."""
+    gang = NodesGang(Nodes(nodes))
+    controller = controller_on(document, run, cache, gang)
+    killer = Killer(gang, kills, seed, longest)
+    killer.start()
+    try:
+        summary = controller.drive()
+    finally:
+        killer.over.set()
+        killer.join()
+        gang.nodes.stop()
+        gang.end()
+    return summary, gang, killer
+
+
+def controller_on(
+    document: dict[str, Any],
+    run: str,
+    cache: Path,
+    gang: NodesGang,
+    run_task: Callable[..., RemoteTask] = lambda *call, **_: None,  # type: ignore[assignment, return-value]
+) -> Controller:
+    """The controller of a job on simulated nodes, with its data prepared in `cache`. Exports need `run_task`."""
     document["data"]["cache"] = str(cache)
     spec = parse(document)
     prepare_here(spec, str(cache))
     place = RunDir(run)
     place.create()
-    there = Nodes(nodes)
-    gang = NodesGang(there)
     cluster = Cluster(
         gang=lambda: gang,
         offer=lambda bundle, most: Offer(8e9),
-        run_task=lambda *call, **_: None,  # type: ignore[arg-type, return-value]
-        services=there.services,
+        run_task=run_task,
+        services=gang.nodes.services,
     )
-    killer = Killer(gang, kills, seed, longest)
-    killer.start()
-    try:
-        summary = Controller(spec, place, None, cluster).drive()
-    finally:
-        killer.over.set()
-        killer.join()
-        there.stop()
-        gang.end()
-    return summary, gang, killer
+    return Controller(spec, place, None, cluster)

@@ -143,7 +143,10 @@ class ForkServer:
         return int(self._request({"do": "launch", "rank": rank})["pid"])
 
     def exits(self) -> dict[int, int]:
-        """Return the exit codes of ended ranks by process id; negative for a signal, as in subprocess."""
+        """Return the exit codes of ended ranks by process id; negative for a signal, as in subprocess.
+
+        They are kept until the first launch after `end_ranks`.
+        """
         return {int(pid): code for pid, code in self._request({"do": "exits"})["exits"].items()}
 
     def cause(self, pid: int) -> Cause | None:
@@ -209,15 +212,19 @@ def serve(control: socket.socket, lines: Iterable[str]) -> None:
     starter = _Starter(control, first["import"] if first["stands_by"] else "")
     ranks = starter.ranks
     exit_codes: dict[int, int] = {}
+    have_ended = False
     for line in lines:
         message = json.loads(line)
         answer: dict[str, Any] = {}
         if message["do"] == "launch":
+            if have_ended:  # those of another attempt, whose process ids may come again
+                exit_codes, have_ended = {}, False
             answer = {"pid": starter.start(message["rank"])}
         elif message["do"] == "end":
             for pid in ranks:
                 os.kill(pid, signal.SIGKILL)
             _reap(ranks, exit_codes, os.WEXITED)
+            have_ended = True
         else:
             _reap(ranks, exit_codes, os.WEXITED | os.WNOHANG)
             answer = {"exits": exit_codes}

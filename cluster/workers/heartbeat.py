@@ -24,8 +24,8 @@ from cluster.workers.gang import FINISHED, Cause, GangStatus, RankStatus
 from cluster.workers.hang_report import HangReport
 from cluster.workers.worker_context import Stage, Work
 
-GAP_DECAY = 0.98
-"""The factor by which each heartbeat reduces the remembered longest gap."""
+GAP_HALF_LIFE = 10.0
+"""Seconds in which the remembered longest gap fades to half, whatever the number of ranks."""
 SELECT_TIMEOUT = 0.2
 """The longest time between two reads of the connections, in seconds."""
 PING_INTERVAL = 1.0
@@ -60,7 +60,9 @@ class HeartbeatServer:
         self._port = 0
         """The port of the c10d store on rank 0, 0 until that is known."""
         self._gap = 0.0
-        """The longest recent gap between two heartbeats of a rank, in seconds."""
+        """The longest recent gap between two heartbeats of a rank, in seconds, as of `_gap_at`."""
+        self._gap_at = 0.0
+        """The monotonic time of the last heartbeat that counted for it."""
         self._saved = 0
         """How many rows are safely stored."""
         self._pinged_at = 0.0
@@ -125,6 +127,12 @@ class HeartbeatServer:
             nodes, self._nodes = self._nodes, []
             at = self._observed_at if self._thread.is_alive() else time.monotonic()
             return GangStatus(tuple(self._status), tuple(rows), self._gap, at, tuple(nodes))
+
+    def ask_what_hangs(self) -> None:
+        """Ask all ranks what they wait for. Their answers are `RankStatus.hang`; those to an earlier question go."""
+        with self._lock:
+            self._status = [dataclasses.replace(rank, hang=None) for rank in self._status]
+        self.broadcast({"hangs": True})
 
     def broadcast(self, message: dict[str, Any]) -> None:
         """Send a message to all ranks. A rank with a full connection misses it, and soon counts as silent."""
@@ -224,7 +232,8 @@ class HeartbeatServer:
             now = time.monotonic()
             if before.state == "running":
                 # The longest gap, which fades: limits on silence follow what this gang and machine did lately.
-                self._gap = max(now - before.last_heartbeat, self._gap * GAP_DECAY)
+                faded = self._gap * 0.5 ** ((now - self._gap_at) / GAP_HALF_LIFE)
+                self._gap, self._gap_at = max(now - before.last_heartbeat, faded), now
             fields = _status_fields(message, now)
             self._status[connection.rank] = dataclasses.replace(before, last_heartbeat=now, **fields)
             self._rows += _with_local_times(message)

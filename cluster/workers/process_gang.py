@@ -106,7 +106,7 @@ class ProcessGang:
 
     def print_stacks(self) -> None:
         """See `Gang.print_stacks`."""
-        self._heartbeats.broadcast({"hangs": True})
+        self._heartbeats.ask_what_hangs()
         with contextlib.suppress(OSError):
             exits = self._fork_server.exits() if self._fork_server is not None else {}
             for pid in self._pids:

@@ -99,6 +99,8 @@ class HeartbeatSender:
         self._context = context
         self._fields: dict[str, Any] = {"state": "starting"}
         self._sent = 0
+        self._hang: HangReport | None = None
+        """The answer to the question what this rank waits for, until it is sent."""
         self._last_changes: dict[str, Any] = {"modules": 0, "work": None, "stage": None}
         """The last values of the fields that are sent when they change."""
         self._readings: deque[dict[str, float]] = deque(maxlen=READINGS)
@@ -154,6 +156,9 @@ class HeartbeatSender:
                 times: dict[str, Any] = {"now": wall()}
                 if "failed_at" in fields:
                     times["failed_ago"] = time.monotonic() - fields["failed_at"]
+                if (hang := self._hang) is not None:
+                    self._hang = None
+                    times["hang"] = dataclasses.asdict(hang)
                 if self._readings:
                     times["nodes"] = [self._readings.popleft() for _ in range(len(self._readings))]
                 self._send({**fields, **state, **self._changes(), **times, "rows": rows})
@@ -204,7 +209,8 @@ class HeartbeatSender:
         """Tell the gang what this rank does; nothing if its program does not say."""
 
         def send(report: HangReport) -> None:
-            self.report(hang=dataclasses.asdict(report))
+            self._hang = report
+            self._context.changed.set()
 
         if self._context.on_hang is None:
             send(HangReport())

@@ -176,7 +176,7 @@ class RayGang:
 
     def print_stacks(self) -> None:
         """See `Gang.print_stacks`."""
-        self._heartbeats.broadcast({"hangs": True})
+        self._heartbeats.ask_what_hangs()
         groups = dict.fromkeys(group for group, _ in self._slots)
         answers = [host.print_stacks.remote() for group in groups for host in group.hosts]
         if answers:

@@ -1,7 +1,8 @@
 """Asynchronous saves: training waits at most for a copy to shared host memory, which another process writes to storage.
 
 The memory is reused and has two generations. While one is being written, the next save fills the other. With snapshots
-it has three: one holds the last whole snapshot, one the snapshot under way, and one may wait for slow storage.
+it has four: one holds the last whole snapshot, one a newer one that other writers may not have made yet, one the
+snapshot under way, and one may wait for slow storage.
 """
 
 from __future__ import annotations
@@ -34,6 +35,8 @@ from orchestrator.checkpoint.snapshot_writer import Placement
 
 GENERATIONS = 2
 """Copies of the state without snapshots: one is being written to storage while the other is filled."""
+SNAPSHOT_GENERATIONS = 2
+"""More of them with snapshots: the last whole one, and the newest that this writer has made."""
 
 
 class Saver:
@@ -80,7 +83,8 @@ class Saver:
         }
         self._location = store.location
         self._max_wait = max_wait
-        self._buffers = tuple(SharedBuffer() for _ in range(GENERATIONS + (placement is not None)))
+        generations = GENERATIONS + (SNAPSHOT_GENERATIONS if placement else 0)
+        self._buffers = tuple(SharedBuffer() for _ in range(generations))
         self._busy: dict[tuple[int, str], int] = {}
         """The step that is being written from a generation, by generation and kind: "commit" or "snapshot"."""
         self._snapshots: dict[int, int] = {}
@@ -121,7 +125,8 @@ class Saver:
 
     def _make_room(self, size: int, device: int) -> None:
         torch.cuda.set_device(device)  # the current device is set for each thread
-        for buffer in self._buffers:
+        # The fourth is used only while storage is slow and another writer is late, and has no memory before.
+        for buffer in self._buffers[: GENERATIONS + 1]:
             buffer.make_room(size, pin=True)
 
     @property
@@ -231,11 +236,20 @@ class Saver:
         return self._free_generation() is not None and not (snapshot and self.is_snapping)
 
     def _free_generation(self) -> int | None:
-        """Return a generation that nothing is written from, and that does not hold the last whole snapshot."""
+        """Return a generation that nothing is written from, and that holds no snapshot that may be restored.
+
+        That may be the last snapshot that is known to be whole, or the newest that this writer has made: it is whole
+        once the slowest writer has made it too, which this writer learns only with the next step.
+        """
         busy = {generation for generation, _ in self._busy}
+        made = {
+            generation: step
+            for generation, step in self._snapshots.items()
+            if (generation, "snapshot") not in self._busy
+        }
+        needed = {self._complete, max(made.values(), default=-1)}
         for generation in range(len(self._buffers)):
-            is_needed = self._complete != -1 and self._snapshots.get(generation, -1) == self._complete
-            if generation not in busy and not is_needed:
+            if generation not in busy and made.get(generation) not in needed:
                 return generation
         return None
 

@@ -221,10 +221,14 @@ class Controller:
         self._hears_stop()
         observation = self._observe(history)
         state, action = decide(self._policy, before, observation)
-        if action.fault is not None and action.fault.is_hang:
-            # Decided again with the answers, so that every text about the fault names the ranks that are missing.
-            ranks = self._workers.ask_what_hangs(lambda: self._record(history))
-            state, action = decide(self._policy, before, dataclasses.replace(observation, ranks=ranks))
+        if (suspected := action.fault) is not None and suspected.is_hang:
+            # Decided again with the answers, so that every text about the fault names the ranks that are missing, and
+            # a rank that a busy machine held up is no fault if it goes on meanwhile.
+            seen = self._workers.ask_what_hangs(lambda: self._record(history))
+            observation = dataclasses.replace(observation, now=seen.at, ranks=seen.ranks, gap=seen.gap)
+            state, action = decide(self._policy, before, observation)
+            if action.fault is None and state.phase == "train":
+                self._event("train", f"{suspected.text}; then it went on")
         self._state = state
         self._placement_failed = ""
         self._restored = None

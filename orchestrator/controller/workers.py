@@ -288,15 +288,15 @@ class Workers:
             *last_lines(redact(self._gang.output(rank))),
         ]
 
-    def ask_what_hangs(self, poll: Callable[[], None]) -> tuple[RankStatus, ...]:
-        """Ask the ranks of a hanging gang what they wait for, and make them print their stacks.
+    def ask_what_hangs(self, poll: Callable[[], None]) -> GangStatus:
+        """Ask the ranks of a gang that seems to hang what they wait for, and make them print their stacks.
 
         Args:
             poll: polls this gang once, and stores the rows that it returns.
 
         Returns:
-            The ranks as they were last seen, with their answers. A rank that has sent a heartbeat since, but no answer,
-            has a report that says so.
+            The gang after that, with the ranks' answers. A rank that has sent a heartbeat since, but no answer, has a
+            report that says so.
         """
         status, asked_at = self.status, time.monotonic()
         # Ranks that have been silent for a while will not answer either, and a recovery should not wait for them,
@@ -307,9 +307,10 @@ class Workers:
         while waited < DUMP or (waited < ANSWERS and self._are_awaited(recent)):
             poll()
             waited = time.monotonic() - asked_at
-        answers = {rank.rank: _answer(rank, asked_at) for rank in self.status.ranks}
-        self._asked = tuple(dataclasses.replace(rank, hang=answers.get(rank.rank)) for rank in status.ranks)
-        return self._asked
+        self._asked = tuple(
+            dataclasses.replace(rank, hang=_answer(rank, asked_at)) for rank in self.status.ranks
+        )
+        return dataclasses.replace(self.status, ranks=self._asked)
 
     def _are_awaited(self, recent: float) -> bool:
         """Whether a rank that has been heard of since `recent` still runs and has not answered."""

@@ -13,6 +13,8 @@ from orchestrator.planner.simulation.update import kept_numbers
 MUST_FIT_HINT = "must_fit: false runs it all the same"
 GENERATIONS = 2
 """Copies of the state that a saver holds: one is written to storage while the other is filled."""
+SNAPSHOT_GENERATIONS = 2
+"""Copies that it holds besides for snapshots: the last whole one, and the newest that it has made."""
 
 SERVER_COPIES = 2 + 1
 """Copies of the state that the snapshot servers of all nodes hold together: the last whole snapshot, one that some
@@ -22,14 +24,14 @@ ranks have made, and one that arrives."""
 def snapshot_bytes(state: float, workers: int) -> float:
     """Return the host memory that snapshots take for each of `workers` workers, besides what commits take.
 
-    That is one more generation of a rank's own part, and the copies of other nodes' parts. `state` is that of
+    That is two more generations of a rank's own part, and the copies of other nodes' parts. `state` is that of
     `state_bytes`.
 
     Args:
         state: bytes over all ranks.
         workers: number of workers.
     """
-    return (1 + SERVER_COPIES) * state / workers
+    return (SNAPSHOT_GENERATIONS + SERVER_COPIES) * state / workers
 
 
 def state_bytes(

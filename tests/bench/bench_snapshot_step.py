@@ -2,8 +2,9 @@
 
     python tests/bench/bench_snapshot_step.py                  # 11 MB of state in 205 tensors, some 120 ms a step
     python tests/bench/bench_snapshot_step.py --hidden 256     # 40 MB, longer steps
+    python tests/bench/bench_snapshot_step.py --threads 2      # a rank that takes all of two processors
 
-One rank of one thread trains on one node, and another node holds the copies. So on two processors the process that
+One rank trains on one node, and another node holds the copies. With one thread on two processors the process that
 writes and the other node's server have one for themselves, as the processors of a node with GPUs. The cost is what the
 step with the snapshot and the two after it, while the copy travels, take longer than the two after those. Steps that
 take turns within a run see the same machine; runs of their own differ by more than a snapshot costs.
@@ -36,6 +37,7 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=5)
     parser.add_argument("--steps", type=int, default=200)
     parser.add_argument("--hidden", type=int, default=128, help="width of the model")
+    parser.add_argument("--threads", type=int, default=1, help="of the rank")
     parser.add_argument("--batch", type=int, default=12, help="samples of 128 tokens in a step")
     options = parser.parse_args()
     print("| run | step | blocked by a snapshot | longer step and following ones | share of a step |")
@@ -61,7 +63,7 @@ def _run(folder: Path, name: str, text: str, options: argparse.Namespace) -> tup
     width = options.hidden
     document["workload"]["changes"] |= {"hidden": width, "intermediate": 4 * width}
     document["train"]["global_batch"] = options.batch
-    document["resources"] = {"workers": {"min": 1, "max": 1}}
+    document["resources"] = {"workers": {"min": 1, "max": 1}, "per_worker": {"cpu": options.threads}}
     document["checkpoint"] = {"every": 100_000, "keep": 1, "export": None, "snapshot_every": EVERY}
     summary, _, _ = run_on_nodes(document, str(folder / name), folder / "cache")
     assert summary["state"] == "done", summary

@@ -52,7 +52,7 @@ TOGETHER = 30
 
 def run(world: int, trials: list[dict[str, Any]]) -> list[list[dict[str, Any]]]:
     """What every rank returned of each trial."""
-    by_rank = finished(world, {"trials": trials}, "rank_verified:main", lasting_gang())
+    by_rank = finished(world, {"trials": trials}, "rank_verified:main", lasting_gang(), timeout=3600)
     return [list(each) for each in zip(*by_rank, strict=True)]
 
 
@@ -129,7 +129,7 @@ def clean(options: argparse.Namespace) -> None:
         world = (2, 4)[turn % 2]
         place = PLACES[world][turn // 2 % len(PLACES[world])]
         turn += 1
-        (found,) = run(world, [plain(place, options.part, 1)])
+        (found,) = run(world, [plain(place, options.part, 1) | {"seed": options.seed + turn}])
         assert all(each["found"] is None and each["verified"] == options.part for each in found), found
         verified += options.part
         print(f"{verified} verified steps, no alarm, {time.monotonic() - began:.0f} s", flush=True)

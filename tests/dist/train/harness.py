@@ -174,9 +174,11 @@ def run(
     return [f"rank {r.rank}: {r.error}" for r in ranks if r.state in ("failed", "dead")]
 
 
-def finished(world: int, config: dict[str, Any], target: str, gang: ProcessGang) -> list[Any]:
+def finished(
+    world: int, config: dict[str, Any], target: str, gang: ProcessGang, timeout: float = 280
+) -> list[Any]:
     """What the target returned on each rank. Raises AssertionError unless all ended well."""
-    ranks = _ended(gang, world, config, target, 280)
+    ranks = _ended(gang, world, config, target, timeout)
     assert ranks
     assert all(r.state == "done" for r in ranks), [r.error for r in ranks]
     return [r.result for r in ranks]

@@ -55,7 +55,7 @@ def job(case: dict[str, Any]) -> JobSpec:
     train = {"steps": 100, "global_batch": 8, "optimizer": optimizer, **case.get("train", {})}
     return parse({
         "name": "parity",
-        "seed": 3,
+        "seed": case.get("seed", 3),
         "workload": {
             "model": case["model"],
             "changes": case["changes"] if "hf:" in case["model"] else {**SMALL, **case.get("changes", {})},

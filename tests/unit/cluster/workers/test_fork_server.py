@@ -76,6 +76,8 @@ def test_a_second_rank_starts_at_once_and_the_first_leaves_its_exit_code(
     fork_server.end_ranks()
     assert gone(second)
     assert fork_server.exits() == {first: -signal.SIGKILL, second: -signal.SIGKILL}
+    fork_server.launch(**rank(server))
+    assert fork_server.exits() == {}
 
 
 def test_a_frozen_rank_can_be_ended(fork_server: ForkServer, server: HeartbeatServer) -> None:

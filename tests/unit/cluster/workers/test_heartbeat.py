@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import socket
 import threading
@@ -15,6 +16,7 @@ import pytest
 
 from cluster.workers.clock import wall
 from cluster.workers.gang import Cause, GangStatus, RankStatus
+from cluster.workers.hang_report import HangReport
 from cluster.workers.heartbeat import HeartbeatServer, _send
 from cluster.workers.rank_process import heartbeat_interval
 
@@ -144,7 +146,10 @@ def test_rows_come_once_and_in_order_and_what_is_saved_is_told(server: Heartbeat
         pass
 
 
-def test_the_largest_gap_between_beats_is_known_and_fades(server: HeartbeatServer) -> None:
+def test_the_largest_gap_between_beats_is_known_and_fades_with_time(
+    server: HeartbeatServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However many heartbeats come meanwhile: a large gang sends hundreds a second."""
     client = Client(server, expect(server), 0)
     client.send(state="running")
     until(server, lambda status: status.ranks[0].state == "running")
@@ -152,9 +157,27 @@ def test_the_largest_gap_between_beats_is_known_and_fades(server: HeartbeatServe
     client.send(state="running", step=1)
     gap = until(server, lambda status: status.ranks[0].step == 1).gap
     assert gap >= 0.3
-    for step in range(2, 60):
+    for step in range(2, 100):
         client.send(state="running", step=step)
-    assert until(server, lambda status: status.ranks[0].step == 59).gap < gap / 2
+    assert until(server, lambda status: status.ranks[0].step == 99).gap > gap / 2
+    monkeypatch.setattr("cluster.workers.heartbeat.GAP_HALF_LIFE", 0.01)
+
+    def has_faded(status: GangStatus) -> bool:
+        client.send(state="running", step=100)
+        return status.gap < gap / 2
+
+    until(server, has_faded)
+
+
+def test_an_answer_belongs_to_one_question(server: HeartbeatServer) -> None:
+    """A gang that went on after it was asked may be asked again."""
+    client = Client(server, expect(server), 0)
+    client.send(state="running", hang=dataclasses.asdict(HangReport(frame="f (a.py:1)")))
+    asked = until(server, lambda status: status.ranks[0].hang is not None)
+    assert asked.ranks[0].hang == HangReport(frame="f (a.py:1)")
+    server.ask_what_hangs()
+    assert server.poll(0, 0.0).ranks[0].hang is None
+    assert client.receive("hangs") == {"hangs": True}
 
 
 def test_rows_that_come_while_a_death_is_looked_into_are_not_lost(server: HeartbeatServer) -> None:

@@ -435,6 +435,21 @@ def test_a_snapshot_does_not_wait_for_storage(servers: list[SnapshotServer], in_
     saver.close()
 
 
+def test_a_snapshot_that_others_may_not_have_made_yet_is_not_overwritten(
+    servers: list[SnapshotServer], in_memory: Path
+) -> None:
+    """It is whole once the slowest writer has made it, and its row counts then. Storage is slow, too."""
+    saver = Saver(Store(str(in_memory)), 0, 2, placement=placement(servers, 0))
+    for step, complete in ((1, -1), (2, 1), (3, 1), (4, 2)):
+        assert saver.has_room
+        saver.save(step, [full_piece("model.w", torch.ones(4))], META, durable=step == 1, complete=complete)
+        settled([saver])
+        held = {key[0] for key, _ in servers[0]._all()}
+        assert held >= {complete, step - 1, step} - {-1, 0}
+    saver.tell_failed([-1, 1])
+    saver.close()
+
+
 DYING = """
 import os, signal, sys, torch
 from orchestrator.checkpoint.commit_store import Store

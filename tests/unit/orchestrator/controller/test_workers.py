@@ -109,7 +109,7 @@ def test_a_rank_that_lives_is_told_from_a_silent_one_if_neither_answers(
     task = Task(job={}, layout={}, run=str(tmp_path), data="", attempt=1, restore=None, until=1)
     asking.start(Layout(dp=4), task)
     asking.poll(0)
-    ranks = asking.ask_what_hangs(lambda: asking.poll(0) and None)
+    ranks = asking.ask_what_hangs(lambda: asking.poll(0) and None).ranks
     answers = [rank.hang for rank in ranks]
     assert answers == [HangReport(frame="f (a.py:1)")] * 2 + [HangReport(is_overdue=True), None]
     missing = [rank.text for rank in missing_ranks(ranks)]
