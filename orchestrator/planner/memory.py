@@ -28,6 +28,7 @@ from orchestrator.planner.device import Machine
 from orchestrator.planner.simulation.step import local_parameters, recomputed_share, zero_shards
 from orchestrator.planner.simulation.update import kept_numbers
 from orchestrator.train.config import Precision
+from orchestrator.train.distillation.config import rows_of_pass
 
 MEMORY_SHARE = 0.8
 """Share of a worker's memory that a plan may use. Allocators and libraries need the rest, on a GPU also the contexts of
@@ -70,6 +71,9 @@ KEPT_LOGITS = 1.3
 """Copies of its logits that a pass keeps if the head computes all tokens at once: fitted to a trace of DPO in GPipe."""
 
 
+LOGIT_COPIES = 3.0
+"""Copies of a teacher's logits in fp32 while the largest are found: as the model returns them, divided by the
+temperature, and their exponentials."""
 UPDATED_AT_ONCE = 2.0**26
 """Bytes of shards that a verified step computes again together, as the engine's `update_again`."""
 
@@ -83,6 +87,7 @@ class RankMemory(NamedTuple):
         in_flight: maximum number of such micro-batches.
         head: temporary memory: the head while it computes, or a layer with its scores.
         deferred: micro-batches whose W is postponed, beyond the bytes of their activations.
+        before: bytes before the first step, while the rank runs a teacher whose logits are stored.
     """
 
     state: float
@@ -90,11 +95,13 @@ class RankMemory(NamedTuple):
     in_flight: float
     head: float
     deferred: float = 0.0
+    before: float = 0.0
 
     @property
     def peak(self) -> float:
-        """The largest number of bytes at any time of the step."""
-        return self.state + self.in_flight * self.micro_batch + max(self.head, self.deferred)
+        """The largest number of bytes at any time."""
+        step = self.state + self.in_flight * self.micro_batch + max(self.head, self.deferred)
+        return max(step, self.before)
 
 
 def needed_bytes(layout: Layout, tensors: float, saved: float, on_cpu: bool) -> float:
@@ -186,6 +193,7 @@ def rank_memory(
     )
     model_copy, cache = _generation_bytes(demand, shape)
     teacher = teacher_bytes(demand.precision, shape, layout, accumulation)
+    early_teacher = early_teacher_bytes(demand, shape, layout)
     ranks = []
     for index in indices:
         layers = layers_by_rank(shape.layers, layout)[index]
@@ -236,6 +244,7 @@ def rank_memory(
                 in_flight=in_flight,
                 head=temporary,
                 deferred=deferred,
+                before=_weight_bytes(shape, layout) * parameters + early_teacher if early_teacher else 0.0,
             )
         )
     return ranks
@@ -545,12 +554,57 @@ def teacher_bytes(precision: Precision, shape: ModelShape, layout: Layout, accum
     teacher = shape.running_teacher
     if teacher is None:
         return 0.0
-    shards = zero_shards(teacher, layout, layout.sharded) if layout.zero >= 3 else 1
-    weights = 4.0 * local_parameters(teacher, layout) / shards
     rows = teacher.head_share * layout.micro_batch * shape.sequence_length / layout.cp
     width = 4.0 if precision == "fp32" else 2.0
     micro_batches = accumulation if layout.pp > 1 else 1
-    return weights + micro_batches * width * rows * teacher.vocabulary / layout.tp
+    logits = micro_batches * width * rows * teacher.vocabulary / layout.tp
+    return _teacher_weights(teacher, layout) + logits
+
+
+def _teacher_weights(teacher: ModelShape, layout: Layout) -> float:
+    """Return the bytes of a rank's weights of a teacher in a layout."""
+    shards = zero_shards(teacher, layout, layout.sharded) if layout.zero >= 3 else 1
+    return 4.0 * local_parameters(teacher, layout) / shards
+
+
+def early_teacher_bytes(demand: Demand, shape: ModelShape, layout: Layout) -> float:
+    """Return the bytes of a teacher whose logits the ranks may have to compute before the first step.
+
+    For stored logits it has the student's layout. In place of teacher workers, each rank holds it whole, unless the job
+    requires a teacher worker: then it is 0.
+
+    Args:
+        demand: what the job asks of the planner.
+        shape: the sizes of the student, which has those of its teacher.
+        layout: the student's.
+    """
+    teacher = shape.teacher
+    if teacher is None or shape.teacher_runs:
+        return 0.0
+    if demand.teacher_workers is not None:
+        return whole_teacher_bytes(demand, shape) if demand.teacher_workers.min == 0 else 0.0
+    tokens = layout.micro_batch * shape.sequence_length / layout.cp
+    return _teacher_weights(teacher, layout) + _top_logits_bytes(teacher, tokens) / layout.tp
+
+
+def whole_teacher_bytes(demand: Demand, shape: ModelShape) -> float:
+    """Return the bytes with which one process computes logits alone: the teacher in fp32, and what a pass holds.
+
+    Args:
+        demand: what the job asks of the planner.
+        shape: the sizes of the student, which has those of its teacher.
+    """
+    teacher = shape.teacher
+    assert teacher is not None
+    tokens = rows_of_pass(demand.batch, demand.shards, shape.sequence_length) * shape.sequence_length
+    return 4.0 * teacher.parameters + _top_logits_bytes(teacher, tokens)
+
+
+def _top_logits_bytes(teacher: ModelShape, tokens: float) -> float:
+    """Return the bytes of a pass that finds the largest logits of so many tokens: the head, or a layer."""
+    logits = LOGIT_COPIES * 4.0 * teacher.head_share * tokens * teacher.vocabulary
+    layer = 4.0 * tokens * max(4.0 * teacher.hidden, 3.0 * teacher.feedforward)
+    return max(logits, layer)
 
 
 def _table_gradient_bytes(shape: ModelShape, first: bool, last: bool) -> float:
@@ -587,6 +641,12 @@ def offloaded_bytes(optimizer: str, shape: ModelShape, layout: Layout) -> float:
     return bytes_per_parameter * local_parameters(shape, layout) / shards
 
 
+def _weight_bytes(shape: ModelShape, layout: Layout) -> float:
+    """Return the bytes per parameter of a rank's weights. ZeRO does not shard those in 4 bits."""
+    shards = zero_shards(shape, layout, layout.sharded) if layout.zero >= 3 else 1
+    return 4.0 * (1.0 - shape.quantised_share) / shards + NF4_BYTES * shape.quantised_share
+
+
 def _state_bytes(demand: Demand, shape: ModelShape, layout: Layout) -> float:
     """Return the bytes per parameter of weight, gradient, optimizer state, moving average and reference on the device.
 
@@ -602,18 +662,15 @@ def _state_bytes(demand: Demand, shape: ModelShape, layout: Layout) -> float:
     tables = shape.table * (1 if shape.tied else 2)  # which are not pruned
     slots += demand.pruned * max(0.0, 1.0 - tables / shape.parameters)
     trained = shape.trained_share
-    quantised_share = shape.quantised_share  # weights in 4 bits, which ZeRO does not shard
     shards = zero_shards(shape, layout, layout.sharded)
     optimizer = slots * trained / (shards if layout.zero >= 1 else 1)
     gradients = 4.0 * trained / (shards if layout.zero >= 2 and layout.pp == 1 else 1)
-    weights = (
-        4.0 * (1.0 - quantised_share) / (shards if layout.zero >= 3 else 1) + NF4_BYTES * quantised_share
-    )
+    weights = _weight_bytes(shape, layout)
     if layout.zero >= 3 and layout.pp > 1:
         gathers_16_bits = demand.precision in ("bf16", "fp8") and layout.schedule not in SPLIT
         # Gathered weights in bf16 take 2 bytes; schedules that split the backward pass gather fp32, since W adds up in
         # the weight's dtype.
-        weights += (2.0 if gathers_16_bits else 4.0) * (1.0 - quantised_share)
+        weights += (2.0 if gathers_16_bits else 4.0) * (1.0 - shape.quantised_share)
     if layout.offload == "none":
         return weights + gradients + optimizer
     # DeepSpeed moves each bucket of gradients to the host as soon as it is reduced.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 
 from cluster.workers.gang import workers_text
@@ -11,7 +12,7 @@ from orchestrator.parallel.config import ParallelSpec
 from orchestrator.parallel.layout import Layout, ModelShape
 from orchestrator.parallel.legal_layouts import fit, nearest
 from orchestrator.planner.demand import Demand
-from orchestrator.planner.memory import peak_bytes
+from orchestrator.planner.memory import early_teacher_bytes, peak_bytes
 
 
 def no_layout(
@@ -34,17 +35,19 @@ def no_layout(
     """
     if not demand.searches_layout and rejected:
         return _illegal_given_layout(demand, shape, *rejected[0], offered if large else math.inf)
+    hint = ""
     pinned = _pinned_problem(demand, shape, workers)
     if large and not pinned:
         layout, memory = min(large, key=lambda pair: pair[1])
         pinned = f"{layout} needs least, {memory_text(memory, offered)}{_rollout_workers_text(demand)}"
+        hint = early_teacher_hint(demand, shape, layout)
     elif narrow and not pinned:
         return too_narrow(demand.resources, narrow)
     reason = pinned or (rejected[-1][1] if rejected else "")
     return InputError(
         f"no legal layout for {workers_text(workers)}{f': {reason}' if reason else ''}",
         "parallel",
-        "change resources or train.global_batch",
+        hint or "change resources or train.global_batch",
     )
 
 
@@ -80,10 +83,31 @@ def _illegal_given_layout(
         hint = (
             f"the nearest layouts that fit are {nearest_layouts}"
             if nearest_layouts
-            else "raise workers, zero or recompute"
+            else early_teacher_hint(demand, shape, layout) or "raise workers, zero or recompute"
         )
         reason += _rollout_workers_text(demand)
     return InputError(reason, "parallel", hint)
+
+
+def early_teacher_hint(demand: Demand, shape: ModelShape, layout: Layout) -> str:
+    """Return the hint for a layout that is too large because of a teacher before the first step; empty if that is not
+    the reason.
+
+    Args:
+        demand, shape: what the job asks of the planner, and the sizes of its model and teacher.
+        layout: the layout.
+    """
+    if not early_teacher_bytes(demand, shape, layout):
+        return ""
+    if peak_bytes(demand, dataclasses.replace(shape, teacher=None), layout) == peak_bytes(
+        demand, shape, layout
+    ):
+        return ""
+    source = "" if demand.teacher_workers else "distill.logits.source to workers and "
+    return (
+        f"these workers run the teacher before the first step; set {source}distill.workers.min to 1, so that only "
+        "teacher workers do"
+    )
 
 
 def _rollout_workers_text(demand: Demand) -> str:

@@ -14,12 +14,9 @@ from orchestrator.parallel.layout import ModelShape
 from orchestrator.planner.choose_layout import Plan
 from orchestrator.planner.demand import Demand
 from orchestrator.planner.device import Machine
-from orchestrator.planner.memory import PROCESS, offered
+from orchestrator.planner.memory import PROCESS, offered, whole_teacher_bytes
 from orchestrator.planner.rollouts import pass_seconds, too_large
 from orchestrator.train.distillation.config import rows_of_pass
-
-LOGIT_COPIES = 3.0
-"""Copies of a pass's logits in fp32: as the model returns them, divided by the temperature, and their exponentials."""
 
 
 @dataclass(frozen=True)
@@ -63,7 +60,7 @@ class TeacherPlan:
         if self.workers.min == 0:
             lines.append(
                 "Without room for one, each training worker holds the teacher before the first step: "
-                f"{size(self.worker_bytes)} besides its own state."
+                f"{size(self.worker_bytes)} besides its own weights, which its memory above counts."
             )
         return lines
 
@@ -115,12 +112,7 @@ def memory_problem(demand: Demand, shape: ModelShape, machine: Machine) -> str:
 
 def worker_bytes(demand: Demand, shape: ModelShape) -> float:
     """Return the bytes of a teacher worker: the teacher in fp32, and what a pass holds."""
-    teacher = shape.teacher
-    assert teacher is not None
-    tokens = rows_of_pass(demand.batch, demand.shards, shape.sequence_length) * shape.sequence_length
-    logits = LOGIT_COPIES * 4.0 * teacher.head_share * tokens * teacher.vocabulary
-    layer = 4.0 * tokens * max(4.0 * teacher.hidden, 3.0 * teacher.feedforward)
-    return 4.0 * teacher.parameters + max(logits, layer) + (0.0 if demand.on_gpu else PROCESS)
+    return whole_teacher_bytes(demand, shape) + (0.0 if demand.on_gpu else PROCESS)
 
 
 def batch_seconds(demand: Demand, shape: ModelShape, machine: Machine) -> float:

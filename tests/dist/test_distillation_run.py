@@ -283,8 +283,15 @@ def test_a_teacher_worker_that_is_lost_with_its_room_leaves_its_work_to_the_rank
         def capacity(self, bundle: Bundle, avoid: Set[str] = frozenset()) -> int:
             return 3 if len(made) <= 2 else 2
 
+    class Unplaced(RolloutGang):
+        """The room is counted every few seconds. Until then a worker waits for a place that is gone."""
+
+        def ready(self) -> int:
+            return 0
+
     def gang() -> Gang:
-        made.append(RolloutGang(("kill@0:3",)) if made else Shrinking([3]))
+        kinds = (lambda: Shrinking([3]), lambda: RolloutGang(("kill@0:3",)))
+        made.append(kinds[len(made)]() if len(made) < len(kinds) else Unplaced(()))
         return made[-1]
 
     made: list[Gang] = []

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 from orchestrator.config.metric_names import larger_is_better
@@ -18,15 +19,28 @@ ABOVE = 24.0
 """Space above the highest point, for its name."""
 
 
+LETTER, LINE = 6.6, 13.0
+"""About the width and the height of a letter of a name."""
+RADIUS = 6.0
+
+
+class Label(NamedTuple):
+    """The place of a name: x, y of its baseline, and whether it starts or ends there."""
+
+    x: float
+    y: float
+    anchor: str
+
+
 @dataclass(frozen=True)
 class Dot:
-    """An export in a picture: its place, its name and the anchor of that, and whether it is on the frontier."""
+    """An export in a picture: its place, its name and the place of that, and whether it is on the frontier."""
 
     x: float
     y: float
     name: str
-    anchor: str
     on_frontier: bool
+    label: Label | None = None
 
 
 @dataclass(frozen=True)
@@ -93,23 +107,71 @@ def frontier(rows: Sequence[Mapping[str, Any]], cost: Cost) -> Frontier:
     ends = (HEIGHT - charts.BOTTOM, ABOVE) if larger else (ABOVE, HEIGHT - charts.BOTTOM)
     y = Scale(worst - room, best + room, *ends)
     kept = unbeaten(points, larger)
-    middle = (x.start + x.end) / 2
     dots = [
-        Dot(x(px), y(py), row["export"], "start" if x(px) < middle else "end", (px, py) in kept)
-        for row, (px, py) in zip(rows, points, strict=True)
+        Dot(x(px), y(py), row["export"], (px, py) in kept) for row, (px, py) in zip(rows, points, strict=True)
     ]
     stairs: list[Point] = []
     for point in kept:
         if stairs:
             stairs.append((point[0], stairs[-1][1]))
         stairs.append(point)
+    corners = [(x(px), y(py)) for px, py in stairs]
     return Frontier(
         cost.title,
-        dots,
+        labelled(dots, corners, (x.start, x.end, 0.0, HEIGHT - charts.BOTTOM)),
         line=charts.path(stairs, x, y),
         x_ticks=[(x(math.log10(value)), cost.text(value * cost.unit)) for value in round_numbers(x)],
         y_ticks=[(y(value), charts.number(value)) for value in charts.ticks(y.low, y.high, 6)],
     )
+
+
+Box = tuple[float, float, float, float]
+"""Left, right, top and bottom."""
+
+
+def labelled(dots: Sequence[Dot], corners: Sequence[Point], frame: Box) -> list[Dot]:
+    """Return the dots with their names beside them, where each covers least of other names, dots and the line.
+
+    Args:
+        dots: the dots. Those on the frontier choose first.
+        corners: of the line.
+        frame: where names may be.
+    """
+    taken: list[Box] = [(dot.x - RADIUS, dot.x + RADIUS, dot.y - RADIUS, dot.y + RADIUS) for dot in dots]
+    for (ax, ay), (bx, by) in pairwise(corners):
+        taken.append((min(ax, bx) - 1, max(ax, bx) + 1, min(ay, by) - 1, max(ay, by) + 1))
+    names: dict[int, Label] = {}
+    for index in sorted(range(len(dots)), key=lambda n: not dots[n].on_frontier):
+        dot = dots[index]
+        places = [
+            Label(round(dot.x + side * 9, 2), round(dot.y + down, 2), anchor)
+            for down in (-7.0, 16.0, -7.0 - LINE, 16.0 + LINE, -7.0 - 2 * LINE, 16.0 + 2 * LINE)
+            for side, anchor in ((1, "start"), (-1, "end"))
+        ]
+        boxes = [name_box(dot.name, place) for place in places]
+        covered = [_outside(box, frame) + sum(shared_area(box, other) for other in taken) for box in boxes]
+        best = covered.index(min(covered))
+        names[index] = places[best]
+        taken.append(boxes[best])
+    return [replace(dot, label=names[index]) for index, dot in enumerate(dots)]
+
+
+def name_box(name: str, place: Label) -> Box:
+    """Return the box that a name covers at a place."""
+    width = LETTER * len(name)
+    left = place.x if place.anchor == "start" else place.x - width
+    return left, left + width, place.y - LINE + 3, place.y + 3
+
+
+def shared_area(one: Box, other: Box) -> float:
+    """Return the area that two boxes share."""
+    width = min(one[1], other[1]) - max(one[0], other[0])
+    return max(width, 0.0) * max(min(one[3], other[3]) - max(one[2], other[2]), 0.0)
+
+
+def _outside(box: Box, frame: Box) -> float:
+    """Return the area of a box that is outside a frame."""
+    return (box[1] - box[0]) * (box[3] - box[2]) - shared_area(box, frame)
 
 
 def round_numbers(x: Scale) -> list[float]:

@@ -27,7 +27,7 @@ from orchestrator.observe.pages.charts import (
     thin,
     ticks,
 )
-from orchestrator.observe.pages.exports_page import Dot, Frontier, round_numbers
+from orchestrator.observe.pages.exports_page import Dot, Frontier, labelled, round_numbers
 
 WIDTH, HEIGHT = 1040.0, 320.0
 FRONTIER_WIDTH = 760.0
@@ -163,18 +163,17 @@ def frontier(
         if line:  # between two trials, only what both reach is known
             line.append((line[-1][0], points[name][1]))
         line.append(points[name])
-    middle = (x.start + x.end) / 2
-    dots = [
-        Dot(x(px), y(py), name, "start" if x(px) < middle else "end", name in unbeaten)
-        for name, (px, py) in points.items()
-    ]
+    dots = [Dot(x(px), y(py), name, name in unbeaten) for name, (px, py) in points.items()]
+    corners = [(x(px), y(py)) for px, py in line]
     if logarithmic:
         x_ticks = [(math.log10(value), number(value)) for value in round_numbers(x)]
     else:
         x_ticks = [(value, number(value)) for value in ticks(x.low, x.high, 7)]
     return Frontier(
         metrics[1],
-        sorted(dots, key=lambda dot: dot.on_frontier),
+        labelled(
+            sorted(dots, key=lambda dot: dot.on_frontier), corners, (x.start, x.end, 0.0, HEIGHT - BOTTOM)
+        ),
         line=path(line, x, y),
         x_ticks=[(x(value), text) for value, text in x_ticks],
         y_ticks=[(y(value), number(value)) for value in ticks(y.low, y.high, 6)],

@@ -15,10 +15,18 @@ from orchestrator.parallel.layout import Layout, round_length
 from orchestrator.planner.choose_layout import Plan, Verdict
 from orchestrator.planner.demand import demand_of
 from orchestrator.planner.device import Machine
-from orchestrator.planner.memory import MEMORY_SHARE, fits, needed_bytes, offered, teacher_bytes
+from orchestrator.planner.memory import (
+    MEMORY_SHARE,
+    early_teacher_bytes,
+    fits,
+    needed_bytes,
+    offered,
+    teacher_bytes,
+)
+from orchestrator.planner.no_layout import early_teacher_hint
 from orchestrator.planner.planner import fits_with_margin, may_fit, planned
 from orchestrator.planner.simulation.step import saved_bytes
-from orchestrator.planner.step_trace import CATEGORIES, NotTraced, StepTrace
+from orchestrator.planner.step_trace import CATEGORIES, Memory, NotTraced, StepTrace
 from orchestrator.planner.trace.layer_extrapolation import (
     extrapolated_depth,
     shallow_models,
@@ -310,8 +318,12 @@ def _trace(request: _TraceRequest) -> TracedMemory:
             break  # ranks between the ends are interpolated
         results.append(trace_rank(rank))
     teacher_size = round(teacher_bytes(job.spec.train.dtype, job.shape, layout, accumulation))
+    early_size = round(early_teacher_bytes(demand_of(job.spec), job.shape, layout))
     results = [
-        result if isinstance(result, NotTraced) else with_teacher(result, teacher_size) for result in results
+        result
+        if isinstance(result, NotTraced)
+        else with_early_teacher(with_teacher(result, teacher_size), early_size)
+        for result in results
     ]
     return TracedMemory(layout, tuple(results), time.process_time() - start, saved)
 
@@ -332,6 +344,22 @@ def with_teacher(trace: StepTrace, count: int) -> StepTrace:
     )
     memory = dataclasses.replace(memory, peak=memory.peak + count, at_peak=at_peak, steady=steady)
     return dataclasses.replace(trace, memory=memory)
+
+
+def with_early_teacher(trace: StepTrace, count: int) -> StepTrace:
+    """Return a trace whose peak is before the first step, if a teacher then needs more than the step.
+
+    Args:
+        trace: of the student.
+        count: bytes of the teacher and of its pass, beside the student's weights.
+    """
+    memory = trace.memory
+    weights = memory.steady["weights"] + count
+    if not count or weights <= memory.peak:
+        return trace
+    at_peak = {**dict.fromkeys(CATEGORIES, 0), "weights": weights}
+    early = Memory(weights, at_peak, steady=memory.steady, phase="forward")
+    return dataclasses.replace(trace, memory=early)
 
 
 def with_all_micro_batches(
@@ -504,8 +532,9 @@ def check_fits(job: ResolvedJob, machine: Machine) -> None:
     if not fits(needed, machine, on_cpu):
         available = offered(machine, on_cpu) / 2**30
         problem = f"{layout} needs {needed / 2**30:.2f} GiB per worker, which offers {available:.2f} GiB"
-        hint = "lower micro_batch, or raise zero or workers; resources.must_fit false runs it all the same"
-        raise InputError(problem, "resources", hint)
+        hint = early_teacher_hint(demand_of(spec), job.shape, layout)
+        hint = hint or "lower micro_batch, or raise zero or workers"
+        raise InputError(problem, "resources", f"{hint}; resources.must_fit false runs it all the same")
 
 
 def ranks_of(layout: Layout) -> list[int]:

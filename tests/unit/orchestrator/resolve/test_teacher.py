@@ -21,8 +21,11 @@ from orchestrator.parallel.layout import Layout
 from orchestrator.planner.demand import demand_of
 from orchestrator.planner.device import BOUNDLESS
 from orchestrator.planner.memory import rank_memory
+from orchestrator.planner.planner import planned
 from orchestrator.planner.simulation.operators import ends, layer
+from orchestrator.planner.trace.layout_memory import check_fits
 from orchestrator.resolve.resolved_job import resolve
+from orchestrator.train.distillation.config import TeacherWorkers
 
 ROWS = len(WORDS)
 
@@ -178,10 +181,55 @@ def test_a_plan_counts_the_teachers_weights_and_its_forward_pass(place: Path) ->
     assert times[0].weights == times[1].weights
     heads = [ends(each, BOUNDLESS, demand.program, part)[1] for each in (shape, alone)]
     assert heads[0].forward > heads[1].forward
-    stored = resolve(job(place, "gpt", logits={"source": "stored"})).shape
-    assert rank_memory(demand, stored, Layout(micro_batch=2), [0]) == rank_memory(
-        demand, alone, Layout(micro_batch=2), [0]
-    )
+
+
+@pytest.mark.parametrize(
+    ("logits", "workers", "runs"),
+    [("stored", None, "their part"), ("workers", 0, "all"), ("workers", 1, "")],
+)
+def test_a_plan_counts_a_teacher_that_the_ranks_run_before_the_first_step(
+    logits: str, workers: int | None, runs: str, place: Path
+) -> None:
+    """Under ZeRO 3 a rank holds its part for stored logits, and the whole teacher in place of teacher workers."""
+    more = {} if workers is None else {"workers": {"min": workers, "max": 1}}
+    spec = job(place, "gpt", logits={"source": logits}, **more)
+    shape, demand = resolve(spec).shape, demand_of(spec)
+    teacher = shape.teacher
+    assert teacher is not None
+    for layout, ways in ((Layout(micro_batch=2), 1), (Layout(dp=2, zero=3, micro_batch=2), 2)):
+        found = rank_memory(demand, shape, layout, [0])[0]
+        alone = rank_memory(demand, replace(shape, teacher=None), layout, [0])[0]
+        assert found._replace(before=0.0) == alone
+        samples = {"their part": 2, "all": 8, "": 0}[runs]  # of a micro-batch, or of the whole global batch
+        # A layer of so small a model is wider than its vocabulary of 25 tokens.
+        computed = 4 * samples * spec.data.sequence_length * 3 * teacher.feedforward
+        held = 4 * teacher.parameters / (ways if runs == "their part" else 1)
+        wanted = 4 * shape.parameters / ways + held + computed if runs else 0.0
+        assert found.before == pytest.approx(wanted)
+        assert found.peak == max(found.before, alone.peak)
+
+
+def test_a_job_whose_ranks_have_no_room_for_the_teacher_is_refused_with_the_way_out(place: Path) -> None:
+    """A student of some thousand parameters fits this machine, and the teacher of a billion does not."""
+    spec = job(place, "gpt", logits={"source": "workers"})
+    resolved = resolve(spec)
+    assert resolved.shape.teacher is not None
+    teacher = replace(resolved.shape.teacher, parameters=1e9)
+    large = replace(resolved, shape=replace(resolved.shape, teacher=teacher))
+    small = replace(BOUNDLESS, memory=2e9)
+    with pytest.raises(InputError, match="these workers run the teacher before the first step") as refused:
+        planned(demand_of(spec), large.shape, 2, small)
+    assert "; set distill.workers.min to 1, so that only teacher workers do" in str(refused.value)
+    with pytest.raises(InputError, match=r"per worker, which offers .* set distill.workers.min to 1"):
+        check_fits(large, small)
+    others = spec.with_parts(distill=spec.distill.model_copy(update={"workers": TeacherWorkers(min=1)}))
+    assert planned(demand_of(others), large.shape, 2, small).fits
+    check_fits(replace(large, spec=others), small)
+    stored = spec.with_parts(distill=job(place, "gpt", logits={"source": "stored"}).distill)
+    with pytest.raises(
+        InputError, match=r"set distill\.logits\.source to workers and distill\.workers\.min to 1"
+    ):
+        planned(demand_of(stored), large.shape, 2, small)
 
 
 def test_a_rehearsal_leaves_the_teacher_out_and_says_so(place: Path, tmp_path: Path) -> None:

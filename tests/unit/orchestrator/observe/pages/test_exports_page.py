@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
 import pytest
 
-from orchestrator.observe.pages.exports_page import drawn, page, unbeaten
+from orchestrator.observe.pages.exports_page import drawn, name_box, page, shared_area, unbeaten
 
 
 def row(name: str, value: float, size: float, metric: str = "accuracy") -> dict[str, Any]:
@@ -42,3 +43,23 @@ def test_a_page_has_a_row_and_a_dot_for_each_and_escapes_names() -> None:
 
 def test_one_export_is_drawn_too() -> None:
     assert page([row("a", 0.0, 1e6)], "").count("<circle") == 2
+
+
+def test_names_of_exports_that_are_close_cover_nothing() -> None:
+    """Three with nearly equal values: each name is clear of the other names, of all dots, and of the line."""
+    close = [
+        ("runs/small/export", 0.800, 9e6),
+        ("runs/student-int8", 0.802, 12e6),
+        ("runs/student", 0.803, 14e6),
+    ]
+    rows = [row("runs/teacher/export", 0.82, 90e6), *(row(*each) for each in close)]
+    (picture, _) = drawn(rows)["pictures"]
+    boxes = [name_box(dot.name, dot.label) for dot in picture.dots if dot.label]
+    boxes += [(dot.x - 5, dot.x + 5, dot.y - 5, dot.y + 5) for dot in picture.dots]
+    corners = [tuple(map(float, each.split())) for each in picture.line[1:].split("L")]
+    boxes += [
+        (min(a, c) - 1, max(a, c) + 1, min(b, d) - 1, max(b, d) + 1) for (a, b), (c, d) in pairwise(corners)
+    ]
+    for number, one in enumerate(boxes[: len(rows)]):
+        assert 0 < one[0] < one[1] < picture.width
+        assert not [other for other in boxes[number + 1 :] if shared_area(one, other)]

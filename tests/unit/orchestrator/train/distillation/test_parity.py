@@ -24,6 +24,7 @@ from workloads.load import load
 sys.path.append(str(Path(__file__).parents[4] / "dist" / "train"))
 
 VOCABULARY, LENGTH, ROWS, STEPS, LR = 160, 16, 8, 4, 2e-3
+GROUP = 16
 SIZES = {"vocab_size": VOCABULARY, "bos_token_id": 0, "eos_token_id": 2, "pad_token_id": 1}
 NO_DROPOUT = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
 OF_BERT = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0, "classifier_dropout": 0.0}
@@ -134,6 +135,31 @@ class Inside:
         return output.logits, output.hidden_states, {name: list(each) for name, each in self.found.items()}
 
 
+class Rounded:
+    """A BERT whose layers compute with weights rounded to int4, in groups of GROUP; gradients pass straight through."""
+
+    def __init__(self, model: Any) -> None:
+        self.model = model
+
+    def __call__(self, **given: Any) -> Any:
+        weights = {
+            name: straight_through(weight)
+            for name, weight in self.model.named_parameters()
+            if ".layer." in name and weight.dim() == 2
+        }
+        return torch.func.functional_call(self.model, weights, kwargs=given)
+
+
+def straight_through(weight: Tensor) -> Tensor:
+    from compressed_tensors.quantization import QuantizationArgs
+    from compressed_tensors.quantization.lifecycle.forward import fake_quantize
+
+    groups = weight.detach().unflatten(-1, (-1, GROUP))
+    scale = torch.maximum(groups.amax(-1) / 7, groups.amin(-1) / -8)
+    args = QuantizationArgs(num_bits=4, symmetric=True, strategy="group", group_size=GROUP)
+    return weight + (fake_quantize(weight.detach(), scale, None, args) - weight).detach()
+
+
 def relation(one: Tensor, other: Tensor, heads: int) -> Tensor:
     """Products [B, heads, L, L] over the root of a head's width."""
     a, b = (each.unflatten(-1, (heads, -1)).transpose(1, 2) for each in (one, other))
@@ -187,7 +213,12 @@ def tiny_bert(maps: dict[int, Tensor]) -> Plain:
 
 
 def steps_here(
-    places: tuple[Path, Path], objective: str, distill: dict[str, Any], labels: list[str], out: Path
+    places: tuple[Path, Path],
+    objective: str,
+    distill: dict[str, Any],
+    labels: list[str],
+    out: Path,
+    **more: Any,
 ) -> tuple[list[Any], dict[str, Tensor], dict[str, Tensor], dict[str, Tensor]]:
     """Train by the engine, in two micro-batches a step: its metrics, the student's first maps, the last ones, and the
     weights as transformers reads them."""
@@ -196,7 +227,7 @@ def steps_here(
 
     optimizer = {"clip": 1e9, "weight_decay": 0.0}
     case = {"model": f"hf:{places[0]}", "changes": {}, "objective": objective, "optimizer": optimizer}
-    spec = job({**case, "labels": labels, "distill": {"teacher": f"hf:{places[1]}", **distill}})
+    spec = job({**case, "labels": labels, "distill": {"teacher": f"hf:{places[1]}", **distill}, **more})
     student, teacher = (
         load(f"hf:{place}", objective, KNOWN, sequence_length=LENGTH, labels=labels) for place in places
     )
@@ -310,3 +341,17 @@ def test_an_encoder_learns_layers_and_relations_as_in_a_plain_loop(tmp_path: Pat
     maps = {layer: here[1][f"distill.hidden.{layer}.weight"].clone().requires_grad_() for layer in (0, 1, 2)}
     batches = [batch_of(step, "masked_lm") for step in range(STEPS)]
     compare(here, Inside(student.train()), Inside(teacher.eval()), tiny_bert(maps), batches, maps, student)
+
+
+def test_a_student_with_rounded_weights_learns_as_in_a_plain_loop(tmp_path: Path) -> None:
+    """Quantisation-aware distillation: the student computes in int4, and the teacher in full precision."""
+    from transformers import BertForMaskedLM
+
+    places = bert(tmp_path / "student", 1, 32, 2), bert(tmp_path / "teacher", 2, 48, 3)
+    distill = {"labels": 0.4, "logits": {"weight": 0.6, "temperature": 2.0}}
+    rounds = {"quantize": {"weights": "int4", "group": GROUP}}
+    here = steps_here(places, "masked_lm", distill, [], tmp_path / "out", **rounds)
+    student, teacher = (BertForMaskedLM.from_pretrained(place) for place in places)
+    batches = [batch_of(step, "masked_lm") for step in range(STEPS)]
+    loss = of_tokens("forward", 2.0, (0.4, 0.6))
+    compare(here, Rounded(student.train()), teacher.eval(), loss, batches, {}, student)
