@@ -112,7 +112,9 @@ ELSEWHERE: list[dict[str, str]] = [
 
 
 @pytest.mark.parametrize("keys", ELSEWHERE, ids=lambda keys: next(iter(keys.items()))[1])
-def test_what_only_the_cluster_may_have_is_left_to_the_run(here: dict[str, Any], keys: dict[str, str]) -> None:
+def test_what_only_the_cluster_may_have_is_left_to_the_run(
+    here: dict[str, Any], keys: dict[str, str]
+) -> None:
     check_submitted(with_keys(here, keys), RunDir("/nowhere/runs/small"), 6)
     check_submitted(with_keys(here, keys), RunDir("s3://nowhere/runs/small"), 6)
 
@@ -139,7 +141,11 @@ def test_what_its_run_refuses_is_refused_in_the_same_words(
 
 
 def test_what_needs_no_text_is_refused_where_the_text_is_missing(here: dict[str, Any]) -> None:
-    keys = {"data.sources": "[{uri: '/nowhere/*.txt'}]", "parallel": "{tp: 3}", "train.freeze": "[layers.9.*]"}
+    keys = {
+        "data.sources": "[{uri: '/nowhere/*.txt'}]",
+        "parallel": "{tp: 3}",
+        "train.freeze": "[layers.9.*]",
+    }
     told = refused(lambda: check_submitted(with_keys(here, keys), RunDir("/nowhere/run"), 99))
     assert any("99" in line for line in told)
     assert len(told) == 2
@@ -149,7 +155,9 @@ def test_another_run_and_a_folder_of_something_else_are_refused(here: dict[str, 
     spec = parse(here)
     run = run_of(tmp_path / "runs" / "small", phase="stopped")
     run.write_text("job.yaml", dump(spec.with_parts(seed=spec.seed + 1)))
-    assert "seed is 4 in this run and 3 in the job file" in refused(lambda: check_submitted(spec, run, None))[0]
+    assert (
+        "seed is 4 in this run and 3 in the job file" in refused(lambda: check_submitted(spec, run, None))[0]
+    )
     # Its own code is on the cluster alone.
     other = with_keys(here, {"train.optimizer.name": "nowhere:Optimizer"})
     assert "seed is 4 in this run" in refused(lambda: check_submitted(other, run, None))[0]
