@@ -1,7 +1,8 @@
 """Optimizer states sharded over the replicas (ZeRO 1: Rajbhandari et al., 2020, section 5.1).
 
 The parameters and the gradients of a bucket are flat tensors of the same length, and each rank updates an equal slice
-of them. Gradients are reduce-scattered and weights all-gathered, which together send the bytes of one all-reduce.
+of them. On GPUs, gradients are reduce-scattered and weights all-gathered, which together send the bytes of one
+all-reduce. gloo, on CPUs, sends those of an all-reduce for the gradients.
 Under `determinism: bitwise` every rank holds all optimizer states instead (`deterministic_reduction`). The DeepSpeed
 engine uses DeepSpeed's own ZeRO 1.
 """
@@ -119,6 +120,9 @@ class _Part:
     def _scatter(self, _: int, flat: Tensor) -> dist.Work | None:
         if self.group.size == 1:
             return None
+        if flat.device.type == "cpu":
+            # gloo has no reduce-scatter: it all-reduces a copy, which takes memory and twice as much of a processor.
+            return dist.all_reduce(flat, group=self.group.handle, async_op=True)
         # In place: this rank's slice of the sum replaces its slice of the gradients.
         mine = flat.chunk(self.group.size)[self.group.index]
         return dist.reduce_scatter_single(mine, flat, group=self.group.handle, async_op=True)

@@ -165,7 +165,11 @@ def test_rows_that_are_cut_are_shorter_in_small_micro_batches_and_need_the_memor
     lengths = ((1, 40.0), (2, 60.0), (3, 70.0), (4, 110.0), (8, 300.0), (24, 500.0))
     cut = dataclasses.replace(full, row_tokens=lengths)
     demand = demand_of(spec)
-    least = min(predict(demand, cut, layout, machine).seconds for layout in every_layout(cut, 2, batch))
+    least = min(
+        predict(demand, cut, layout, machine).seconds
+        for layout in every_layout(cut, 2, batch)
+        if not engine_problems(spec.train, spec.workload, spec.resources.per_worker.gpu, layout)
+    )
     found, before = (plan(demand, shape, 2, machine) for shape in (cut, full))
     assert found.chosen.seconds <= least * (1 + TIE)
     assert found.chosen.seconds < before.chosen.seconds / 5
