@@ -2,7 +2,7 @@
 
 The parameters and the gradients of a bucket are flat tensors of the same length, and each rank updates an equal slice
 of them. On GPUs, gradients are reduce-scattered and weights all-gathered, which together send the bytes of one
-all-reduce. gloo, on CPUs, sends those of an all-reduce for the gradients.
+all-reduce. On CPUs gloo would make copies for both, so gradients are all-reduced and slices of weights broadcast.
 Under `determinism: bitwise` every rank holds all optimizer states instead (`deterministic_reduction`). The DeepSpeed
 engine uses DeepSpeed's own ZeRO 1.
 """
@@ -108,13 +108,20 @@ class _Part:
                 offset += count
 
     def gather(self) -> list[dist.Work]:
-        """Start to all-gather the updated slices, in place; return the work to wait for."""
+        """Start to gather the updated slices of all ranks, in place; return the work to wait for."""
         if self.group.size == 1:
             return []
+        handle = self.group.handle
         work = []
         for weights in self._weights:
-            mine = weights.chunk(self.group.size)[self.group.index]
-            work.append(dist.all_gather_single(weights, mine, group=self.group.handle, async_op=True))
+            slices = weights.chunk(self.group.size)
+            if weights.device.type == "cpu":
+                # gloo's all-gather fills a copy of the weights. Broadcasts send the same bytes to where they belong.
+                pairs = zip(self.group.ranks, slices, strict=True)
+                work += [dist.broadcast(part, rank, group=handle, async_op=True) for rank, part in pairs]
+            else:
+                mine = slices[self.group.index]
+                work.append(dist.all_gather_single(weights, mine, group=handle, async_op=True))
         return work
 
     def _scatter(self, _: int, flat: Tensor) -> dist.Work | None:
