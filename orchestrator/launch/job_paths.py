@@ -28,14 +28,15 @@ def text_paths(spec: JobSpec) -> list[str]:
 
 def checked_paths(spec: JobSpec) -> list[str]:
     """Return every other path and URI that is read before a run starts, to check the job."""
-    tokenizer, workload, continued = spec.data.tokenizer, spec.workload, spec.train.continue_from
+    tokenizer, workload = spec.data.tokenizer, spec.workload
     template = spec.data.chat_template
     paths = [*spec.evaluate.tasks] if spec.evaluate else []
     paths += [tokenizer] if isinstance(tokenizer, str) else []
     paths += [template] if template and not template.startswith(SHIPPED) else []
     paths += [workload.model.removeprefix("hf:")] if workload.model.startswith("hf:") else []
-    runs = [workload.init_from, spec.distill and spec.distill.teacher.removeprefix("hf:")]
-    runs += [continued and continued.run, *(reward.model for reward in spec.rewards)]
+    runs = [workload.init_from, *(reward.model for reward in spec.rewards)]
+    runs += [spec.distill.teacher.removeprefix("hf:")] if spec.distill else []
+    runs += [spec.train.continue_from.run] if spec.train.continue_from else []
     paths += [split_tag(run)[0] for run in runs if run]
     return paths + ([spec.limits.prices] if spec.limits.prices else [])
 
