@@ -100,7 +100,9 @@ def plan(
         spec = spec.with_parts(resources=with_workers(spec.resources, workers))
     directory = run_directory(job.name, run_dir)
     result = (
-        planned_locally(spec, directory, trace) if machine is None else planned_on_paper(spec, machine, trace)
+        planned_locally(spec, directory, trace)
+        if machine is None
+        else planned_on_paper(spec, machine, trace, directory)
     )
     planned = result.plan
     return JobPlan(

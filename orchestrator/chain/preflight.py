@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from orchestrator.chain.base_to_come import check_to_come
 from orchestrator.chain.exports import check_compress
 from orchestrator.chain.same_inputs import check_inputs
-from orchestrator.chain.stage_run import StageRun
+from orchestrator.chain.stage_run import StageRun, export_of, stage_runs
 from orchestrator.chain.stand_ins import stand_ins
 from orchestrator.checkpoint.identity import check_same_run
 from orchestrator.config.chain import CONTINUE, VOCABULARY, ChainSpec
@@ -17,10 +17,13 @@ from orchestrator.config.errors import InputError, Problems
 from orchestrator.launch.init_checks import check_base, check_continues
 from orchestrator.launch.job_checks import JobChecks, check_job
 from orchestrator.launch.machine_checks import check_machine
+from orchestrator.launch.offline_checks import has_all
 from orchestrator.launch.path_checks import check_all_uris
 from orchestrator.launch.worker import worker_at
 from orchestrator.models.base import INIT
 from orchestrator.models.continued import check_length, continuation_of
+from orchestrator.planner.choose_precision import MachineOf
+from orchestrator.planner.device import BOUNDLESS
 from orchestrator.resolve.precision import as_its_run
 from orchestrator.resolve.resolved_job import ResolvedJob, wrong_input
 from orchestrator.storage.row_line import EVENTS, TRIALS
@@ -28,13 +31,50 @@ from orchestrator.storage.run_directory import RunDir
 from orchestrator.storage.uri import is_local
 
 
+def check_submitted_chain(chain: ChainSpec, root: RunDir, address: str | None) -> None:
+    """Check a chain that a cluster will run, as its command there will. Starts and writes nothing.
+
+    A chain that names anything that this machine lacks, or that is in a store, is left to that command.
+
+    Args:
+        chain: the chain.
+        root: its directory.
+        address: the cluster; None for the default one.
+
+    Raises:
+        InputError: with the problems of all stages.
+    """
+    stages = stage_runs(chain, root)
+    uris = [
+        uri for stage in stages.values() for uri in (stage.job.data.cache, stage.job.checkpoint.export_to)
+    ]
+    if not all(map(is_local, filter(None, [root.uri, *uris]))):
+        return
+    made = tuple(folder for stage in stages.values() for folder in (stage.run.uri, export_of(stage)))
+    if all(has_all(stage.job, made) for stage in stages.values()):
+        check_chain(chain, stages, root, address or "auto", lambda *_: BOUNDLESS)
+
+
 def check_chain(
-    chain: ChainSpec, stages: Mapping[str, StageRun], root: RunDir, address: str | None
+    chain: ChainSpec,
+    stages: Mapping[str, StageRun],
+    root: RunDir,
+    address: str | None,
+    machine_of: MachineOf | None = None,
 ) -> set[str]:
     """Check a chain completely without starting anything. Return the stages that are done.
 
-    Raises InputError with the problems of all stages.
+    Args:
+        chain: the chain.
+        stages: its stages.
+        root: its directory.
+        address: the cluster, None for this machine.
+        machine_of: returns a worker of a job; None to ask the cluster.
+
+    Raises:
+        InputError: with the problems of all stages.
     """
+    machine_of = machine_of or worker_at(address)
     for name, what in ((TRIALS, "the folder of a search"), (EVENTS, "the directory of a run")):
         if root.rows(name):
             raise InputError(f"is {what}, not a chain", root.uri, "give another name or --run-dir")
@@ -58,7 +98,7 @@ def check_chain(
                 teacher = stage.stage.learns_from
                 if teacher is not None and teacher.stage not in done:
                     stage_job = stage_job.with_parts(distill=None)  # it is checked once it is there
-                resolved[name] = check_job(stage_job, machine_of=worker_at(address))
+                resolved[name] = check_job(stage_job, machine_of=machine_of)
                 base = stage.stage.begins_with
                 before = stage.stage.continues
                 if before and before.stage in resolved and before.stage not in done:

@@ -335,7 +335,7 @@ def _plan(
         by_formula = (
             planned_locally(spec, run, False, begin=notice.begin)
             if device is None
-            else planned_on_paper(spec, device, False)
+            else planned_on_paper(spec, device, False, run)
         )
         planned, is_shown = _traced(by_formula, notice, waits=trace == "wait", shows=not as_json)
     spec, shape = planned.job.spec, planned.job.shape

@@ -34,7 +34,6 @@ from orchestrator.config.outcome import ENDED, INTERRUPTED, Outcome
 
 if TYPE_CHECKING:
     from cluster.jobs.ray_jobs import Jobs, Submission
-    from orchestrator.config.spec import JobSpec
     from orchestrator.storage.run_directory import RunDir
 
 SUMMARY = 60.0
@@ -75,9 +74,11 @@ def submit(
 ) -> None:
     """Submit a job to a cluster. A job with the same name resumes from its last checkpoint."""
     from cluster.jobs.ray_jobs import own_packages
+    from orchestrator.chain.preflight import check_submitted_chain
     from orchestrator.config.chain import ChainSpec
     from orchestrator.config.packages import PACKAGES
     from orchestrator.launch import submission
+    from orchestrator.launch.offline_checks import check_submitted
 
     if working_dir is not None and package:
         raise InputError(
@@ -96,9 +97,11 @@ def submit(
         environment = submission.sent_along(working_dir.absolute(), exclude or (), "--working-dir")
     # It refuses a job with a secret before the cluster is contacted.
     command = submission.entrypoint(spec.name, spec.document(), run, until, priority)
-    if not isinstance(spec, ChainSpec):
-        _check_accelerator(spec)
     jobs = submission.jobs_at(address)
+    if isinstance(spec, ChainSpec):
+        check_submitted_chain(spec, run, address)
+    else:
+        check_submitted(spec, run, until)
     try:
         submitted, new = submission.submit(
             jobs, spec.name, command, run=run, priority=priority, runtime_env=environment
@@ -120,26 +123,6 @@ def submit(
         f"next: orchestrator attach {submitted.name}, orchestrator status {submitted.name}, "
         f"orchestrator stop {submitted.name}"
     )
-
-
-def _check_accelerator(spec: JobSpec) -> None:
-    """Refuse a job that is predicted to run out of memory on the accelerator that it asks for by name. Where its model
-    is not on this machine, that is left to the run."""
-    from orchestrator.launch.machine_checks import check_memory
-    from orchestrator.launch.worker import worker_named
-    from orchestrator.resolve.precision import in_chosen_precision
-    from orchestrator.resolve.resolved_job import resolve
-
-    worker = worker_named(spec.resources)
-    if worker is None or not spec.resources.must_fit:
-        return
-    try:
-        job = resolve(spec)
-    except InputError:
-        return
-    job = in_chosen_precision(job, worker)
-    # The run itself checks rollout workers: only it knows whether it has a commit, and must go on.
-    check_memory(job, worker(job.spec.resources, job.spec.train.dtype), resumes=True)
 
 
 def attach(name: Target, address: Cluster = None, progress: Progress = None, as_json: Json = False) -> None:

@@ -98,6 +98,11 @@ def show(
         print(f"{line[0].upper()}{line[1:]}.")
     if plan.machine.name:
         print(f"On {plan.machine.name}" + ("." if plan.fits else ", whose memory it does not fit."))
+    if plan.row_tokens:
+        mean = f"{plan.row_tokens:.0f} of {shape.sequence_length} tokens"
+        print(
+            f"Rows are cut to the longest of their micro-batch: {mean} on average. The memory is of full rows."
+        )
     parts = [(name, value) for name, value in plan.chosen.time.to_json().items() if value > 0.0]
     print("A step: " + ", ".join(f"{name} {duration(value)}" for name, value in parts) + ".")
     if plan.machine.delay:

@@ -107,9 +107,8 @@ def check_same_cleaning(
 ) -> None:
     """Raise InputError if the job's own steps of cleaning are not those that cleaned the run's text `before`, and the
     job does not accept that the text stays as those left it; If that is impossible, the error's hint is `mend`."""
-    rules = [step.options for step in steps or ()] if before else []
-    for rule in rules:
-        if not isinstance(rule, Own) or rule.function not in before:
+    for rule in _own_rules(steps) if before else ():
+        if rule.function not in before:
             continue
         now = cleaning_code(rule)
         if now == before[rule.function] or (now in accepted and not mend):
@@ -117,6 +116,15 @@ def check_same_cleaning(
         accept = f"continue with the text as it was cleaned by accept_code: [{now}]; or begin another run"
         problem = f"the code of {rule.function} has changed since it cleaned the run's text"
         raise InputError(problem, where, f"put it back; or {mend or accept}")
+
+
+def cleaning_functions(steps: Sequence[CleanStep] | None) -> list[str]:
+    """The functions of the user's own that clean the text, as `module:name`."""
+    return [rule.function for rule in _own_rules(steps)]
+
+
+def _own_rules(steps: Sequence[CleanStep] | None) -> list[Own]:
+    return [step.options for step in steps or () if isinstance(step.options, Own)]
 
 
 def _hash(value: Any) -> str:

@@ -8,7 +8,7 @@ import os
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import IO, Any
 
 from cluster.workers.cluster import RemoteTask
@@ -35,6 +35,7 @@ def verdicts_before(
     is_stopped: Callable[[], bool],
     run_imported: Callable[..., RemoteTask] | None,
     workers: int,
+    row_tokens: Sequence[tuple[int, float]] = (),
 ) -> dict[Layout, Verdict]:
     """Trace layouts before a start, in a separate process, and return the verdicts.
 
@@ -46,8 +47,14 @@ def verdicts_before(
         is_stopped: returns whether the run is to stop.
         run_imported: calls a function in a process that has the imports done; None without such a process.
         workers: the number of workers to plan for.
+        row_tokens: see `ModelShape`.
     """
-    request = {"job": job, "workers": workers, "machine": dataclasses.asdict(machine)}
+    request = {
+        "job": job,
+        "row_tokens": row_tokens,
+        "workers": workers,
+        "machine": dataclasses.asdict(machine),
+    }
     end = time.monotonic() + BEFORE
     if run_imported is not None:
         reply = _reply_of(run_imported, request, lambda: time.monotonic() > end or is_stopped())

@@ -74,7 +74,14 @@ def planner_on(
         shape,
         machine,
         host=offer.memory if offer else None,
-        confirm=partial(verdicts_before, job, machine, is_stopped, cluster.run_imported),
+        confirm=partial(
+            verdicts_before,
+            job,
+            machine,
+            is_stopped,
+            cluster.run_imported,
+            row_tokens=shape.row_tokens,
+        ),
         is_busy=is_busy,
     )
     return planner, notes

@@ -2,24 +2,55 @@
 
 from __future__ import annotations
 
+import glob
+import os
 from collections.abc import Iterable
 from pathlib import PurePosixPath
 
 from orchestrator.config.spec import JobSpec
+from orchestrator.data.config import SHIPPED
+from orchestrator.data.sources.listing import LIST
 from orchestrator.models.named_commit import split_tag
+from orchestrator.storage.uri import is_local, local_path
 
 
 def read_paths(spec: JobSpec) -> list[str]:
-    """Return every path and URI that workers read. Each worker must have those that are local."""
-    tokenizer, model = spec.data.tokenizer, spec.workload.model
-    paths = [uri for _, source in spec.every_source for uri in source.uris]
-    paths += spec.evaluate.tasks if spec.evaluate else []
-    paths += [tokenizer] if isinstance(tokenizer, str) else []
-    paths += [model.removeprefix("hf:")] if model.startswith("hf:") else []
-    paths += [split_tag(spec.distill.teacher.removeprefix("hf:"))[0]] if spec.distill else []
+    """Return every path and URI that workers or the controller read. Each worker must have those that are local."""
     notices = spec.resources.notices
-    paths += [notices] if notices and notices not in ("aws", "gcp", "azure") else []
+    read = [notices] if notices and notices not in ("aws", "gcp", "azure") else []
+    return [*text_paths(spec), *checked_paths(spec), *read]
+
+
+def text_paths(spec: JobSpec) -> list[str]:
+    """Return every path and URI of the job's texts."""
+    return [uri for _, source in spec.every_source for uri in source.uris]
+
+
+def checked_paths(spec: JobSpec) -> list[str]:
+    """Return every other path and URI that is read before a run starts, to check the job."""
+    tokenizer, workload = spec.data.tokenizer, spec.workload
+    template = spec.data.chat_template
+    paths = [*spec.evaluate.tasks] if spec.evaluate else []
+    paths += [tokenizer] if isinstance(tokenizer, str) else []
+    paths += [template] if template and not template.startswith(SHIPPED) else []
+    paths += [workload.model.removeprefix("hf:")] if workload.model.startswith("hf:") else []
+    runs = [workload.init_from, *(reward.model for reward in spec.rewards)]
+    runs += [spec.distill.teacher.removeprefix("hf:")] if spec.distill else []
+    runs += [spec.train.continue_from.run] if spec.train.continue_from else []
+    paths += [split_tag(run)[0] for run in runs if run]
     return paths + ([spec.limits.prices] if spec.limits.prices else [])
+
+
+def is_here(uri: str) -> bool:
+    """Return whether a path, or a pattern of paths, names a file on this machine or a folder that is not empty. No
+    store is asked, and what a list of files names is not looked up.
+    """
+    if not is_local(uri) or uri.endswith(LIST):
+        return False
+    path = local_path(uri)
+    if os.path.isdir(path):
+        return any(os.scandir(path))
+    return os.path.exists(path) or any(glob.iglob(path, recursive=True))
 
 
 def written_paths(spec: JobSpec) -> dict[str, str]:

@@ -25,7 +25,9 @@ from orchestrator.planner.splits import RolloutPlan, plan_rollouts
 from orchestrator.planner.trace.layout_memory import TracedMemory, plan_with_traces
 from orchestrator.resolve.precision import as_its_run, choice_of, in_chosen_precision
 from orchestrator.resolve.resolved_job import ResolvedJob
+from orchestrator.resolve.training_inputs import varies, with_prepared_rows
 from orchestrator.storage.run_directory import RunDir
+from orchestrator.storage.uri import is_local
 from orchestrator.train.config import TrainSpec
 
 if TYPE_CHECKING:
@@ -103,19 +105,22 @@ class PlannedJob:
         return document | more
 
 
-def planned_on_paper(spec: JobSpec, device: str, trace: bool = True) -> PlannedJob:
+def planned_on_paper(spec: JobSpec, device: str, trace: bool = True, run: RunDir | None = None) -> PlannedJob:
     """Plan a job for workers with another device. A layout that the job pins is predicted even if it does not fit.
 
     Args:
         spec: the job.
         device: the name of a device, such as `a100-80`, or the file of a profile.
         trace: whether the chosen layout's memory is traced; otherwise the closed formula gives it.
+        run: its directory, beside which its data may be prepared already.
 
     Raises:
         InputError: the job is wrong, or the device is unknown.
     """
     job, assumed = check_on_paper(spec.with_parts(resources=resources_on_device(spec.resources, device)))
     job = in_chosen_precision(job, partial(worker_on_device, device=device))
+    if run is not None and all(is_local(uri) for source in spec.data.sources for uri in source.uris):
+        job = with_prepared_rows(job, run)
     chosen_plan = _planned(
         spec.train,
         job,
@@ -123,7 +128,7 @@ def planned_on_paper(spec: JobSpec, device: str, trace: bool = True) -> PlannedJ
         job.spec.searches_layout,
         trace,
     )
-    return dataclasses.replace(chosen_plan, assumed=tuple(assumed))
+    return dataclasses.replace(chosen_plan, assumed=(*assumed, *chosen_plan.assumed))
 
 
 def planned_locally(
@@ -148,6 +153,7 @@ def planned_locally(
     job = check_on_machine(
         spec, None, begin=partial(begin, "checking the model, the objective and the tokenizer")
     )
+    job = with_prepared_rows(job, run) if run is not None else job
     begin("tracing the memory of layouts" if trace else "comparing layouts")
     chosen_plan = planned_of(requested.train, job, trace=trace)
     begin("comparing the job with its run directory")
@@ -203,7 +209,16 @@ def _planned(train: TrainSpec, job: ResolvedJob, machine: Machine, must_fit: boo
         traced=sure.traced,
         choice=choice_of(train, job),
         verdicts=sure.verdicts,
+        assumed=_assumed_rows(job),
     )
+
+
+def _assumed_rows(job: ResolvedJob) -> tuple[str, ...]:
+    """Return a line if rows may be shorter than planned, because the lengths of the samples are not known yet."""
+    if not varies(job.spec) or job.shape.row_tokens:
+        return ()
+    length = job.spec.data.sequence_length
+    return (f"every row has {length} tokens: the data is not prepared yet, and shorter rows take less time",)
 
 
 def _refused(job: ResolvedJob, run: RunDir) -> str:

@@ -6,28 +6,21 @@ that a user sees all problems at once.
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Callable
 
 from cluster.workers.machine import host_memory
-from orchestrator.checkpoint.identity import check_same_run
 from orchestrator.config.errors import InputError, Problems
 from orchestrator.config.spec import JobSpec
-from orchestrator.data.prepare.record_kind import kind_of
+from orchestrator.launch.begun_job import BegunJob, in_its_run
 from orchestrator.launch.init_checks import check_begins
 from orchestrator.launch.job_checks import check_job
 from orchestrator.launch.machine_checks import check_machine, check_room
 from orchestrator.launch.path_checks import check_all_uris, check_written
 from orchestrator.launch.worker import worker_at
-from orchestrator.models.continued import continuation_of
-from orchestrator.models.kept_config import check_same_config, kept_config
 from orchestrator.planner.host_memory import check_host_memory, state_bytes
-from orchestrator.resolve.commit_model import as_begun, check_implementation
-from orchestrator.resolve.precision import as_its_run
-from orchestrator.resolve.prepared_data import prepared_before
 from orchestrator.resolve.resolved_job import ResolvedJob
-from orchestrator.storage.row_line import TRIALS
 from orchestrator.storage.run_directory import RunDir
+from orchestrator.train.config import TrainSpec
 from workloads.hf.files.hf_config import FolderConfig
 
 
@@ -46,35 +39,31 @@ def preflight(
     check_all_uris(spec, run_dir)
     check_written(spec.checkpoint, spec.data, run_dir, address)
     problems = Problems()
-    prepared = ""
-    folder_config: FolderConfig | None = None
-    begins = False
+    begun = BegunJob(spec)
     with problems.noted():
-        if run_dir.rows(TRIALS):
-            hint = f"give the run a folder of its own: --run-dir {shlex.quote(f'{run_dir.uri}-run')}; or use tune"
-            raise InputError("is the folder of a search", run_dir.uri, hint)
-        spec = spec.with_parts(train=as_its_run(spec.train, run_dir))
-        commit = check_same_run(spec.run_identity, run_dir)
-        begins = commit is None
-        check_implementation(spec.workload, commit, run_dir.uri)
-        prepared = prepared_before(spec.data, run_dir, commit)
-        first_commit = continuation_of(spec).begun_from(run_dir, commit)[1]
-        check_same_config(spec.workload, first_commit, run_dir.uri)
-        spec = spec.with_parts(workload=as_begun(spec.workload, first_commit))
-        folder_config = kept_config(first_commit)
-        if commit is None:
-            kind_of(spec.data, spec.workload.objective)
+        begun = in_its_run(spec, run_dir)
     with problems.noted():
         job = check_on_machine(
-            spec, address, prepared, begin, is_known, folder_config=folder_config, begins=begins
+            begun.spec,
+            address,
+            begun.prepared,
+            begin,
+            is_known,
+            folder_config=begun.folder_config,
+            begins=begun.begins,
         )
-    if until is not None and until > spec.train.steps:
-        with problems.noted():
-            raise InputError(f"step {until} is beyond train.steps {spec.train.steps}", "--until", "lower it")
+    with problems.noted():
+        check_until(until, spec.train)
     problems.raise_noted()
-    check_begins(job, run_dir, commit)
-    check_room(job, run_dir, address, resumes=not begins)
+    check_begins(job, run_dir, begun.commit)
+    check_room(job, run_dir, address, resumes=not begun.begins)
     return job
+
+
+def check_until(until: int | None, train: TrainSpec) -> None:
+    """Raise InputError if the job ends before the step `until`."""
+    if until is not None and until > train.steps:
+        raise InputError(f"step {until} is beyond train.steps {train.steps}", "--until", "lower it")
 
 
 def check_on_machine(

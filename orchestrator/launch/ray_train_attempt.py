@@ -58,7 +58,9 @@ def begin_attempt(config: dict[str, Any], run: RunDir, history: RunHistory, worl
     job, shards, _ = resolve_over(spec, data, needed, source, kept_config(first_commit))
     check_shards(history.commits.newest, shards, data.uri)
     machine = machine_for(smallest_offer(bundle, world), bundle, spec.train.dtype)
-    confirm = partial(verdicts_before, dump(spec), machine, lambda: False, None)
+    confirm = partial(
+        verdicts_before, dump(spec), machine, lambda: False, None, row_tokens=job.shape.row_tokens
+    )
     planner = Planner(
         demand_of(spec.with_parts(resources=with_worker_range(spec.resources, world, world))),
         job.shape,

@@ -28,7 +28,7 @@ class Arithmetic(IntEnum):
     CHUNKED_HEAD = 1
     """Heads compute the loss in chunks of tokens, see `workloads.model.chunked_loss`."""
     CUT_ROWS = 2
-    """Rows are cut, and samples dealt by length, see `orchestrator.train.row_lengths`."""
+    """Rows are cut, and samples dealt by length, see `orchestrator.resolve.row_lengths`."""
     LABELLED_TOKENS = 3
     """Heads leave out tokens without a label, and samples are dealt so that ranks have equal work."""
     READ_ANSWERS = 4

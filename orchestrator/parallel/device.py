@@ -9,7 +9,7 @@ import datetime
 import os
 import resource
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -58,6 +58,8 @@ KEPT_BY_MALLOC = {-3: 32 * 2**20, -1: 2**31 - 1}
 """glibc's M_MMAP_THRESHOLD at its maximum, and M_TRIM_THRESHOLD (mallopt(3)). With these a step of a small model takes
 up to a third less time (docs/benchmarks.md).
 """
+APART_BY_MALLOC = {-3: 128 * 2**10}
+"""M_MMAP_THRESHOLD at its default."""
 CARDS = Path("/dev/infiniband")
 """The folder of network cards that NCCL reaches without the kernel."""
 
@@ -117,6 +119,22 @@ class Device:
             if torch.autocast_decrement_nesting() == 0:
                 torch.clear_autocast_cache()
 
+    @contextlib.contextmanager
+    def long_lived(self) -> Iterator[None]:
+        """Context manager for the allocation of tensors that a rank keeps, such as weights and optimizer states.
+
+        On a CPU they get memory of their own. Between freed activations they would divide the memory that later ones
+        can use, and a rank would need up to a quarter more (docs/benchmarks.md).
+        """
+        if self.device.type != "cpu":
+            yield
+            return
+        set_malloc(APART_BY_MALLOC)
+        try:
+            yield
+        finally:
+            set_malloc(KEPT_BY_MALLOC)
+
     def pinned(self, batch: Batch) -> Batch:
         """Return the batch in page-locked memory, from which a GPU copies while it computes; unchanged on a CPU.
 
@@ -128,17 +146,18 @@ class Device:
             return {name: value.pin_memory() for name, value in with_starts(batch).items()}
 
 
-def keep_freed_memory() -> None:
-    """Make the C library keep freed tensors of up to 32 MiB for later ones.
+def set_malloc(options: Mapping[int, int]) -> None:
+    """Set options of the C library's allocator, by their numbers in mallopt(3).
 
-    By default glibc returns this memory to the kernel after each pass, and the kernel clears every page again. Nothing
-    changes if the user has set these options, or with another C library.
+    By default glibc returns freed tensors to the kernel after each pass, and the kernel clears every page again; with
+    KEPT_BY_MALLOC it keeps those of up to 32 MiB for later ones. Nothing changes if the user has set these options, or
+    with another C library.
     """
     if {"MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_"} & set(os.environ):
         return
     with contextlib.suppress(OSError, AttributeError):
         allocator = ctypes.CDLL(None).mallopt
-        for option, value in KEPT_BY_MALLOC.items():
+        for option, value in options.items():
             allocator(option, value)
 
 
@@ -163,7 +182,7 @@ def open_device(train: TrainSpec, worker: PerWorker, context: WorkerContext) -> 
         backend = "cpu:gloo,cuda:nccl"
     else:
         device, backend = torch.device("cpu"), "gloo"
-        keep_freed_memory()
+        set_malloc(KEPT_BY_MALLOC)
     use_interface_of(rank_info.node or rank_info.host)
     store = context.store or dist.TCPStore(
         rank_info.host, context.store_port(), is_master=False, timeout=COLLECTIVE_TIMEOUT

@@ -17,9 +17,7 @@ from orchestrator.parallel.layout import bucket_bytes
 from orchestrator.parallel.mesh import ProcessGroup
 
 IN_FLIGHT = 2
-"""Maximum number of buckets that gloo reduces at the same time. It copies its input, so that all buckets at once would
-double the memory of the gradients.
-"""
+"""Maximum number of buckets that gloo reduces at the same time: it has two threads."""
 
 Start = Callable[[int, Tensor], "dist.Work | None"]
 """Starts the reduction of bucket number i, given its flat gradients."""

@@ -49,6 +49,8 @@ class ModelShape:
         teacher_runs: whether the teacher runs in every step.
         quantised_group: weights of a row that share a scale in training; 0 for a whole row, or without quantisation.
         chunked_head: whether the loss is computed in chunks of tokens, so that the logits never exist all at once.
+        row_tokens: pairs (rows of a micro-batch, ascending; mean tokens of a row, which is cut to the longest sample of
+            its micro-batch); empty if the lengths of the samples are unknown.
         embedded: parameters of the embeddings where `table` does not tell; None where it does.
         even_shares: why all data-parallel ranks must compute equally many samples; empty if they need not.
     """
@@ -103,6 +105,7 @@ class ModelShape:
     relation_heads: int = 0
     teacher: ModelShape | None = None
     teacher_runs: bool = True
+    row_tokens: tuple[tuple[int, float], ...] = ()
 
     @property
     def running_teacher(self) -> ModelShape | None:

@@ -28,61 +28,53 @@ from workloads.own.rows import COUNTED
 from workloads.workload import Batch, Workload
 
 
-class RowGradients:
-    """Adds the gradients of tables of embeddings row by row while `active`.
+def add_rows(tables: Iterable[nn.Embedding]) -> None:
+    """Make tables of embeddings add their gradients to the sum row by row.
 
     The gradient of an embedding is dense: torch fills a tensor of the table's size with zeros for every micro-batch,
-    and adds all of it to the sum. For a vocabulary of 30,000 and short micro-batches that takes as long as a layer.
-    Between two micro-batches nobody reads the sum, so only the rows of tokens that occur are added to it, which gives
-    the same bits. This is so on CPUs alone: a GPU would have to wait until the number of rows is read back.
+    and adds all of it to the sum. For a vocabulary of 30,000 and short micro-batches that takes as long as a layer, and
+    the memory of the whole table. A sparse gradient of the rows of tokens that occur adds the same bits. This is so on
+    CPUs alone: a GPU would have to wait until the number of rows is read back.
 
-    Inactive in the last micro-batch of a step, whose backward pass starts reductions as soon as torch itself has added
-    a gradient.
+    Args:
+        tables: a forward pass reads each of them once, and nothing else reads them: sums in another order would have
+            other bits.
     """
+    for table in tables:
+        table.forward = partial(_embed, table)  # type: ignore[method-assign]
 
-    def __init__(self, tables: Iterable[nn.Embedding]) -> None:
-        """`tables`: a forward pass reads each of them once, and nothing else reads them: sums in another order would
-        have other bits.
-        """
-        self.active = False
-        for table in tables:
-            table.forward = partial(self._embed, table)  # type: ignore[method-assign]
 
-    def _embed(self, module: nn.Embedding, ids: Tensor) -> Tensor:
-        weight = module.weight
-        # A trace has no values, so the number of rows is unknown there.
-        is_traced = isinstance(ids, FakeTensor)
-        if (
-            self.active
-            and not is_traced
-            and torch.is_grad_enabled()
-            and weight.is_leaf
-            and weight.grad is not None
-        ):
-            result: Tensor = _RowGradient.apply(weight, ids)
-            return result
-        return F.embedding(ids, weight)
+def _embed(module: nn.Embedding, ids: Tensor) -> Tensor:
+    weight = module.weight
+    # A trace has no values, so the number of rows is unknown there. Without a sum, the gradient would stay sparse.
+    is_traced = isinstance(ids, FakeTensor)
+    if not is_traced and torch.is_grad_enabled() and weight.is_leaf and weight.grad is not None:
+        result: Tensor = _RowGradient.apply(weight, ids)
+        return result
+    return F.embedding(ids, weight)
 
 
 class _RowGradient(torch.autograd.Function):
-    """`F.embedding` whose backward pass adds to `weight.grad` itself."""
+    """`F.embedding` with a sparse gradient, of one row for each token that occurs."""
 
     @staticmethod
     def forward(ctx: Any, weight: Tensor, ids: Tensor) -> Tensor:
-        ctx.weight = weight
+        ctx.shape = weight.shape
         ctx.save_for_backward(ids)
         return F.embedding(ids, weight)
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[None, None]:
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
         (ids,) = ctx.saved_tensors
         unique_ids, inverse = ids.unique(return_inverse=True)
         # The sums of each row first, as the dense gradient has them, so that the bits are the same.
         sums = torch.ops.aten.embedding_dense_backward(
             gradient.contiguous(), inverse, len(unique_ids), -1, False
         )
-        ctx.weight.grad.index_add_(0, unique_ids, sums)
-        return None, None
+        rows = torch.sparse_coo_tensor(
+            unique_ids.unsqueeze(0), sums, ctx.shape, check_invariants=False, is_coalesced=True
+        )
+        return rows, None
 
 
 class WholeBatch:
@@ -192,9 +184,8 @@ class Accumulation:
         self, model: nn.Module, data: DataParallel, losses: StepLosses, device: Device, clock: StepClock
     ) -> None:
         # On a GPU adding rows has no fixed order. Other kinds of data parallelism keep gradients elsewhere.
-        adds_rows = device.device.type == "cpu" and isinstance(data, Ddp | Zero1)
-        tables = getattr(model, "tables_read_once", list)
-        self._row_gradients = RowGradients(tables()) if adds_rows else None
+        if device.device.type == "cpu" and isinstance(data, Ddp | Zero1):
+            add_rows(getattr(model, "tables_read_once", list)())
         self._model = model
         self._data = data
         self._losses = losses
@@ -207,8 +198,6 @@ class Accumulation:
             for number, batch in enumerate(micro_batches, start=1):
                 self._clock.switch(FORWARD)
                 self._data.micro_batch(number == len(micro_batches))
-                if self._row_gradients is not None:
-                    self._row_gradients.active = number < len(micro_batches)
                 batch = self._losses.prepare(batch)
                 with self._device.autocast():
                     output = self._model(batch, in_chunks=self._losses.in_chunks(batch))

@@ -1,7 +1,8 @@
 """Optimizer states sharded over the replicas (ZeRO 1: Rajbhandari et al., 2020, section 5.1).
 
 The parameters and the gradients of a bucket are flat tensors of the same length, and each rank updates an equal slice
-of them. Gradients are reduce-scattered and weights all-gathered, which together send the bytes of one all-reduce.
+of them. On GPUs, gradients are reduce-scattered and weights all-gathered, which together send the bytes of one
+all-reduce. On CPUs gloo would make copies for both, so gradients are all-reduced and slices of weights broadcast.
 Under `determinism: bitwise` every rank holds all optimizer states instead (`deterministic_reduction`). The DeepSpeed
 engine uses DeepSpeed's own ZeRO 1.
 """
@@ -107,18 +108,28 @@ class _Part:
                 offset += count
 
     def gather(self) -> list[dist.Work]:
-        """Start to all-gather the updated slices, in place; return the work to wait for."""
+        """Start to gather the updated slices of all ranks, in place; return the work to wait for."""
         if self.group.size == 1:
             return []
+        handle = self.group.handle
         work = []
         for weights in self._weights:
-            mine = weights.chunk(self.group.size)[self.group.index]
-            work.append(dist.all_gather_single(weights, mine, group=self.group.handle, async_op=True))
+            slices = weights.chunk(self.group.size)
+            if weights.device.type == "cpu":
+                # gloo's all-gather fills a copy of the weights. Broadcasts send the same bytes to where they belong.
+                pairs = zip(self.group.ranks, slices, strict=True)
+                work += [dist.broadcast(part, rank, group=handle, async_op=True) for rank, part in pairs]
+            else:
+                mine = slices[self.group.index]
+                work.append(dist.all_gather_single(weights, mine, group=handle, async_op=True))
         return work
 
     def _scatter(self, _: int, flat: Tensor) -> dist.Work | None:
         if self.group.size == 1:
             return None
+        if flat.device.type == "cpu":
+            # gloo has no reduce-scatter: it all-reduces a copy, which takes memory and twice as much of a processor.
+            return dist.all_reduce(flat, group=self.group.handle, async_op=True)
         # In place: this rank's slice of the sum replaces its slice of the gradients.
         mine = flat.chunk(self.group.size)[self.group.index]
         return dist.reduce_scatter_single(mine, flat, group=self.group.handle, async_op=True)

@@ -31,6 +31,7 @@ from orchestrator.planner.own_cost import Refusal, with_own_cost
 from orchestrator.planner.search import TIE, Candidate, Search
 from orchestrator.planner.simulation.step import (
     ends_in_layers,
+    mean_row,
     saved_bytes,
     step_seconds_quantile,
     step_time,
@@ -66,6 +67,9 @@ class Plan:
         tokens: tokens per step.
         by_stage: the chosen layout's bytes of tensors at each index of the pipeline axis.
         needed: the same, with the memory of a process besides its tensors.
+        row_tokens: mean tokens of a row that is cut to the samples of its micro-batch, under the chosen layout; None if
+            rows have the full length, or if the lengths of the samples are unknown. `tokens` and the memory are of full
+            rows.
         on_cpu: whether the job runs on CPUs, where copies share the memory of tensors.
         passed_over: number of legal layouts that were not predicted in full, because they cannot be among the best.
             Layouts that degrees, schedule and micro-batch rule out are not counted.
@@ -78,6 +82,7 @@ class Plan:
     tokens: int
     by_stage: tuple[float, ...] = ()
     needed: tuple[float, ...] = ()
+    row_tokens: float | None = None
     on_cpu: bool = False
     passed_over: int = 0
 
@@ -114,6 +119,7 @@ class Plan:
                 "seconds_by_part": self.chosen.time.to_json(),
                 "peak_bytes_by_rank": self._by_rank(self.by_stage),
                 "memory_bytes_by_rank": self._by_rank(self.needed),
+                **({"row_tokens": round(self.row_tokens, 1)} if self.row_tokens else {}),
             },
             "machine": {
                 "name": self.machine.name,
@@ -240,6 +246,7 @@ def plan(
         tokens=batch * shape.sequence_length,
         by_stage=by_stage,
         needed=tuple(needed_bytes(layout, tensors, saved, on_cpu) for tensors in by_stage),
+        row_tokens=mean if (mean := mean_row(shape, layout)) < shape.sequence_length else None,
         on_cpu=on_cpu,
         passed_over=search.passed_over,
     )

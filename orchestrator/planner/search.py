@@ -22,6 +22,7 @@ from orchestrator.planner.simulation.operators import Program, ends
 from orchestrator.planner.simulation.step import (
     StepTime,
     busiest,
+    in_mean_rows,
     inner_layer,
     layer_part,
     step_time,
@@ -35,7 +36,8 @@ def passes_time(
     """Return a lower bound on the seconds of a step's passes.
 
     It is max(work of the busiest rank, fill + work of the last rank + drain): the last rank of a pipeline waits for
-    the first forward pass of the ranks before it, and their last backward pass follows it.
+    the first forward pass of the ranks before it, and their last backward pass follows it. Rows count as in
+    micro-batches of one row, where they are shortest.
 
     Args:
         shape: the sizes of the model.
@@ -44,7 +46,7 @@ def passes_time(
         machine: one worker.
         program: how the engine computes.
     """
-    return max(_busy_and_filled(shape, layout, global_batch, machine, program))
+    return max(_busy_and_filled(in_mean_rows(shape, layout, rows=1), layout, global_batch, machine, program))
 
 
 def _busy_and_filled(
@@ -84,7 +86,8 @@ def passes_lower_bound(
     """Return a rougher lower bound: the work of all ranks of a pipeline, divided evenly.
 
     seconds = micro-batches x (layers x layer + embedding + head) / p. It holds for every cut, every schedule, and every
-    smaller micro-batch, because a sample takes no less time in a smaller micro-batch.
+    smaller micro-batch, because a row of the same length takes no less time in a smaller micro-batch. Rows count as in
+    micro-batches of one row, where they are shortest.
 
     Args:
         shape: the sizes of the model.
@@ -94,6 +97,7 @@ def passes_lower_bound(
         program: how the engine computes.
     """
     machine = machine.among(layout.world)
+    shape = in_mean_rows(shape, layout, rows=1)
     inner = inner_layer(shape, layout, machine, program)
     first, head = ends(shape, machine, program, layer_part(layout))
     stage_seconds = shape.layers * (inner.compute + inner.sent) + sum(

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from orchestrator.config.errors import InputError
+from orchestrator.config.records import COLUMNS
 from orchestrator.config.spec import JobSpec
 from orchestrator.config.workload import WorkloadSpec
 from orchestrator.data.config import DataSpec
@@ -19,10 +20,11 @@ from orchestrator.models.base_text import with_text_of_base
 from orchestrator.models.continued import Source, check_same_data
 from orchestrator.models.teacher_weights import check_tokens
 from orchestrator.resolve.chat import chat_of, unclosed
-from orchestrator.resolve.prepared_data import EARLIER, PreparedData
+from orchestrator.resolve.prepared_data import EARLIER, PreparedData, prepared
 from orchestrator.resolve.prompts import Prompts, prompts_of, settings_notes
 from orchestrator.resolve.resolved_job import ResolvedJob, adapter_of, is_framed, resolve, wrong_input
 from orchestrator.storage.retry import Retry
+from orchestrator.storage.run_directory import RunDir
 from orchestrator.train.config import Reading, TrainSpec
 from workloads.hf.files.hf_config import FolderConfig
 from workloads.hf.files.meaning import BY_NAME
@@ -286,7 +288,59 @@ def resolve_over(
     digest = digest_of(spec.data, tokens)
     if source:
         check_same_data(spec.train, source, digest, data.uri)
-    return inputs.job, digest, [*notes, *_set_notes(spec.data, tokens, data.sets)]
+    return _with_row_tokens(inputs, tokens), digest, [*notes, *_set_notes(spec.data, tokens, data.sets)]
+
+
+def _with_row_tokens(inputs: TrainingInputs, tokens: Tokens) -> ResolvedJob:
+    """Return the job with the lengths of rows in its `shape`, if its rows are cut to samples that are all prepared."""
+    from orchestrator.parallel.layout import Layout
+    from orchestrator.resolve.row_lengths import lengths_of, mean_row_tokens
+
+    job = inputs.job
+    spec = job.spec
+    if spec.data.samples is not None or spec.rollout is not None or tokens.sections is not None:
+        return job
+    batches = inputs.text[0]
+    lengths = lengths_of(
+        inputs.workload,
+        Layout(),
+        spec.train,
+        on_gpu=spec.resources.per_worker.gpu > 0,
+        packed=batches.packed,
+        has_means=spec.distill is not None and spec.distill.looks_inside,
+    )
+    found = mean_row_tokens(
+        batches, lengths, spec.train, spec.data.sequence_length, draws=spec.workload.draws
+    )
+    return replace(job, shape=replace(job.shape, row_tokens=found))
+
+
+def with_prepared_rows(job: ResolvedJob, run: RunDir) -> ResolvedJob:
+    """Return the job with the lengths of rows of its prepared data; unchanged if that data is not there.
+
+    Args:
+        job: the job.
+        run: its run directory.
+    """
+    from orchestrator.data.progress import silent
+    from orchestrator.data.store.tokens import Tokens
+
+    if not varies(job.spec):
+        return job
+    try:
+        data = prepared(job.spec, run, PreparedData(), silent, make=False)
+        tokens = Tokens.open(data.uri, keep=0)
+        inputs = training_inputs(job.spec, tokens, folder_config=job.folder_config)
+    except InputError:
+        return job
+    return replace(
+        job, shape=replace(job.shape, row_tokens=_with_row_tokens(inputs, tokens).shape.row_tokens)
+    )
+
+
+def varies(spec: JobSpec) -> bool:
+    """Return whether the rows of a job may be shorter than its sequence length, as far as the job file says."""
+    return spec.workload.objective in COLUMNS and spec.rollout is None and not spec.train.keeps_row_length
 
 
 class Beginning(NamedTuple):

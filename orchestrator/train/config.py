@@ -256,6 +256,13 @@ class TrainSpec(StrictModel):
         """
         return self.virtual_shards if self.determinism == "bitwise" else 0
 
+    @property
+    def keeps_row_length(self) -> bool:
+        """Return whether rows keep their full length, whatever their samples: their shapes must not change, or the bits
+        must not depend on them.
+        """
+        return bool(self.compile or self.bitwise_shards or self.sequence_warmup)
+
     @model_validator(mode="after")
     def virtual_shards_divide_the_batch(self) -> TrainSpec:
         shards = self.virtual_shards

@@ -122,6 +122,7 @@ class Rank:
         self._stop_when = stop_when
         self._layout = layout
         self._context = context
+        self._device = device
         self._make_engine = make_engine
         self._restorer = restorer
         self._verification = Verification.for_rank(
@@ -193,7 +194,8 @@ class Rank:
         self._engine = self._make_engine(step)
         self._evaluator = self._make_evaluator(self._engine)
         self._commits.continue_with(self._engine)
-        self._engine.load(self._restorer.open(step)[1])
+        with self._device.long_lived():
+            self._engine.load(self._restorer.open(step)[1])
         self._context.set_waiting(False)
 
     def _with_values(self, inputs: TrainingInputs, values: ComputedValues) -> TrainingInputs:
@@ -229,10 +231,11 @@ class Rank:
     def _restore(self) -> TrainingProgress:
         """Load the commit that the task names, or initialise the weights."""
         self._context.begin_stage("loading the weights")
-        if self._task.restore is None:
-            self._engine.initialise(self._plan.seed)
-            return TrainingProgress.for_new_run(self._task.skips)
-        progress, self._weight_facts = self._restorer.restore(self._task.restore, self._engine)
+        with self._device.long_lived():
+            if self._task.restore is None:
+                self._engine.initialise(self._plan.seed)
+                return TrainingProgress.for_new_run(self._task.skips)
+            progress, self._weight_facts = self._restorer.restore(self._task.restore, self._engine)
         return progress
 
     def _step(self, prefetched: Prefetch[StepSamples]) -> bool:

@@ -17,10 +17,10 @@ from orchestrator.data.samples.receipt import add
 from orchestrator.data.samples.skips import start_of
 from orchestrator.parallel.arithmetic import Arithmetic
 from orchestrator.parallel.layout import Layout
+from orchestrator.resolve.row_lengths import FULL_LENGTH, RowLengths, dealing_order, lengths_of
 from orchestrator.train.config import Reading, TrainSpec
 from orchestrator.train.engines.engine import Engine
 from orchestrator.train.rollouts.rollouts import Rollouts
-from orchestrator.train.row_lengths import FULL_LENGTH, RowLengths, dealing_order, lengths_of
 from orchestrator.train.sequence_warmup import shortened
 from orchestrator.train.task import Task
 from orchestrator.train.training_progress import TrainingProgress

@@ -26,7 +26,7 @@ POINTS = {
     "making process groups": ("torch.distributed:new_group", 0),
     "initialising the weights": (f"{ENGINES}.torch_engine:TorchEngine.initialise", 0),
     "the first pass": (f"{ENGINES}.torch_passes:TorchPasses.compute_gradients", 0),
-    "a sum of gradients": ("torch.distributed:reduce_scatter_single", 2),
+    "a sum of gradients": ("orchestrator.parallel.zero1:_Part._scatter", 2),
     "the norm of the gradients": (f"{ENGINES}.torch_passes:squared_norm", 2),
     "clipping": (f"{ENGINES}.trained_weights:clip_factor", 2),
     "the optimizer": (f"{ENGINES}.trained_weights:TrainedWeights.update", 3),

@@ -25,6 +25,7 @@ from orchestrator.planner.simulation.operators import (
     ends,
     layer,
     operations,
+    with_length,
 )
 from orchestrator.planner.simulation.timeline import SimulatedStep, action_sequence, simulate_actions
 from orchestrator.planner.simulation.update import host_seconds, kept_numbers, update_seconds
@@ -266,6 +267,7 @@ def step_time(
     """
     machine = machine.among(layout.world)
     micro_batches = max(layout.accumulation(global_batch), 1)
+    shape = in_mean_rows(shape, layout)
     inner = inner_layer(shape, layout, machine, program)
     if layout.pp == 1:
         first, head = ends(shape, machine, program, layer_part(layout))
@@ -290,6 +292,37 @@ def step_time(
     return with_update(
         shape, layout, micro_batches=micro_batches, machine=machine, program=program, passes=passes
     )
+
+
+def mean_row(shape: ModelShape, layout: Layout, rows: int | None = None) -> float:
+    """Return the mean tokens of the rows that training computes. A pipeline's rows have the full length.
+
+    Args:
+        shape: the sizes of the model.
+        layout: the layout.
+        rows: rows of a micro-batch; None for those of the layout.
+    """
+    rows = layout.micro_batch if rows is None else rows
+    known = [tokens for count, tokens in shape.row_tokens if count <= rows]
+    return known[-1] if known and layout.pp == 1 else float(shape.sequence_length)
+
+
+def in_mean_rows(shape: ModelShape, layout: Layout, rows: int | None = None) -> ModelShape:
+    """Return the shape with the mean length of the rows that training computes. The arguments are those of
+    `mean_row`.
+
+    Args:
+        shape, layout, rows: see there.
+    """
+    if not shape.row_tokens:
+        return shape
+    return _with_rows_of(shape, max(round(mean_row(shape, layout, rows)), 1))
+
+
+@lru_cache(maxsize=256)
+def _with_rows_of(shape: ModelShape, tokens: int) -> ModelShape:
+    teacher = shape.teacher and with_length(shape.teacher, tokens)
+    return dataclasses.replace(with_length(shape, tokens), teacher=teacher, row_tokens=())
 
 
 def with_update(

@@ -20,8 +20,8 @@ def answer(request: dict[str, Any]) -> dict[str, Any]:
 
     Args:
         request: the `job` as YAML, the `layout`, the formula's bytes `by_stage` and of the largest rank (`formula`),
-            and a worker's `memory` in bytes. With `workers` and their `machine` instead of these, the result has the
-            `verdicts` on layouts for such workers.
+            and a worker's `memory` in bytes. With `workers`, their `machine` and the `row_tokens` of a `ModelShape`
+            instead of these, the result has the `verdicts` on layouts for such workers.
     """
     from orchestrator.config.document import parse_yaml
     from orchestrator.config.spec import parse
@@ -32,9 +32,11 @@ def answer(request: dict[str, Any]) -> dict[str, Any]:
 
     spec = parse(parse_yaml(request["job"], "job.yaml"), "job.yaml")
     if "workers" in request:
-        confirmed_plan = plan_with_traces(
-            resolve(spec), request["workers"], Machine.from_json(request["machine"])
+        job = resolve(spec)
+        job = dataclasses.replace(
+            job, shape=dataclasses.replace(job.shape, row_tokens=tuple(map(tuple, request["row_tokens"])))
         )
+        confirmed_plan = plan_with_traces(job, request["workers"], Machine.from_json(request["machine"]))
         verdicts = [
             (layout.to_json(), dataclasses.asdict(verdict))
             for layout, verdict in confirmed_plan.verdicts.items()

@@ -31,7 +31,7 @@ KINDS: dict[str, Message] = {
     "recv_": "receive",
 }
 """Kinds of messages by the operator of `torch.ops.c10d`."""
-ASYNCHRONOUS = ("all_reduce", "all_gather_single", "all_gather_into_tensor", "reduce_scatter_single",
+ASYNCHRONOUS = ("all_reduce", "broadcast", "all_gather_single", "all_gather_into_tensor", "reduce_scatter_single",
                 "reduce_scatter_tensor")  # fmt: skip
 """Functions of torch.distributed that may return work to wait for."""
 AXES: tuple[Axis, ...] = ("tp", "cp", "pp", "data", "expert", "expert_data", "world")

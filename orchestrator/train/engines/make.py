@@ -58,9 +58,11 @@ class EngineMaker:
 
     def __call__(self, step: int) -> Engine:
         """Return the engine that continues after `step` steps. It holds the reference model and the teacher."""
-        engine = make_engine(self.config, after(self.workload, step), self.layout, self.device, self.base)
-        if self.config.train.reference == "held":
-            engine.hold_reference(self.config.seed)
-        if self.teacher is not None:
-            engine.hold_teacher(*self.teacher)
+        with self.device.long_lived():
+            workload = after(self.workload, step)
+            engine = make_engine(self.config, workload, self.layout, self.device, self.base)
+            if self.config.train.reference == "held":
+                engine.hold_reference(self.config.seed)
+            if self.teacher is not None:
+                engine.hold_teacher(*self.teacher)
         return engine

@@ -162,9 +162,7 @@ def restore(
         # Adam's bias correction counts a parameter's own updates, and a thawed one has none from before.
         age = float(steps - thawed.get(shard.name, 0))
         if shard.name in thawed and committed_name(shard.name) not in reader.manifest.tensors:
-            fresh = {slot.name: new_slot(slot, shard) for slot in slots(shard.name)}
-            fresh["step"] = step_count(age, shard, optimizer)
-            optimizer.state[shard.parameter] = fresh
+            begin_state(shard, optimizer, slots, age)
             if shard.parameter in averages:
                 averages[shard.parameter].copy_(shard.parameter)
             continue
@@ -181,6 +179,24 @@ def restore(
                 view.copy_(reader.read(committed_slot(shard.name, slot), box.start, box.extent))
         state["step"] = step_count(age, shard, optimizer)
         optimizer.state[shard.parameter] = state
+
+
+def begin_state(
+    shard: ParameterShard,
+    optimizer: torch.optim.Optimizer,
+    slots: Callable[[str], Sequence[Slot]],
+    age: float = 0.0,
+) -> None:
+    """Give a parameter the optimizer state that it has before its first update: all zeros.
+
+    Args:
+        shard: the parameter.
+        optimizer: its optimizer.
+        slots: as in `pieces`.
+        age: updates of the parameter so far.
+    """
+    state = {slot.name: new_slot(slot, shard) for slot in slots(shard.name)}
+    optimizer.state[shard.parameter] = {**state, "step": step_count(age, shard, optimizer)}
 
 
 def step_count(age: float, shard: ParameterShard, optimizer: torch.optim.Optimizer) -> Tensor:

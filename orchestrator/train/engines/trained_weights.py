@@ -25,7 +25,14 @@ from orchestrator.train.engines.frozen_weights import fill
 from orchestrator.train.engines.moving_average import MovingAverage
 from orchestrator.train.engines.optimizer_maker import OptimizerMaker
 from orchestrator.train.engines.rounding import Rounding
-from orchestrator.train.engines.state import committed_shapes, committed_slot, pieces, restore, shards_to_save
+from orchestrator.train.engines.state import (
+    begin_state,
+    committed_shapes,
+    committed_slot,
+    pieces,
+    restore,
+    shards_to_save,
+)
 from orchestrator.train.engines.update_again import UpdateAgain
 from workloads.workload import Workload
 
@@ -127,6 +134,10 @@ class TrainedWeights:
         fill(self._workload, self.shards, seed)
         self._parallel.data.publish()
         self.optimizer = self._maker.make(self.shards)
+        for (
+            shard
+        ) in self.shards:  # before the first pass, whose activations would else lie between the states
+            begin_state(shard, self.optimizer, self._maker.slots)
         self.steps = 0
         self._rounding.at(0)
         self._average.begin()

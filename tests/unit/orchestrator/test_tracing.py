@@ -112,8 +112,10 @@ def test_how_often_a_step_of_two_micro_batches_gathers_weights_and_sums_gradient
     bytes_of: dict[str, int] = {}
     for each in found.collectives:
         bytes_of[each.message] = bytes_of.get(each.message, 0) + (each.bytes if each.axis == "data" else 0)
-    assert round(bytes_of["all_gather"] / weights, 1) == gathered
-    assert round(bytes_of["reduce_scatter"] / weights, 1) == summed
+    # ZeRO 1 does without those of gloo that make copies.
+    gathers, sums = ("broadcast", "all_reduce") if layout["zero"] == 1 else ("all_gather", "reduce_scatter")
+    assert round(bytes_of[gathers] / weights, 1) == gathered
+    assert round(bytes_of[sums] / weights, 1) == summed
 
 
 @pytest.mark.slow
@@ -147,7 +149,7 @@ def test_a_trace_remembers_nothing_of_the_groups_before() -> None:
 def test_messages_name_their_group_and_what_waits_for_them() -> None:
     found = traced({"dp": 2, "tp": 2, "zero": 1}, 1)
     axes = {(c.message, c.axis) for c in found.collectives}
-    assert {("all_reduce", "tp"), ("reduce_scatter", "data"), ("all_gather", "data")} <= axes
+    assert {("all_reduce", "tp"), ("all_reduce", "data"), ("broadcast", "data")} <= axes
     piped = traced({"pp": 2})
     sent = [c for c in piped.collectives if c.message in ("send", "receive")]
     assert {c.peer for c in sent} == {1}

@@ -448,3 +448,31 @@ def test_a_stopped_job_is_said_to_go_on_from_a_commit_that_is_there(
     assert command("stop", "small", "--address", "a:1").out == f"small-1: stopped; the same job {next_time}\n"
     if commit is False:
         assert command("attach", place).code == 1
+
+
+def test_what_a_run_would_refuse_is_refused_before_it_is_queued(
+    folder: Path, command: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A job, and the stages of a chain. A text that only the cluster has is left to the run."""
+    sent: list[str] = []
+
+    def submit(jobs: Any, name: str, *_: Any, **__: Any) -> tuple[Submission, bool]:
+        sent.append(name)
+        return jobs.get("small"), True
+
+    monkeypatch.setattr(submission, "jobs_at", lambda address: OneJob())
+    monkeypatch.setattr(submission, "submit", submit)
+    wrong = {"resources": {"workers": {"min": 3, "max": 3}}, "parallel": {"tp": 3}}
+    document = job_document(str(folder / "corpus.txt"))
+    write_job(folder, document | wrong, "wrong.yaml")
+    chain = {"stages": [{"name": "one"}, {"name": "two", **wrong}], "name": "chain"}
+    write_job(folder, document | chain, "chain.yaml")
+    for name in ("wrong.yaml", "job.yaml"):
+        said = command("submit", name)
+        assert (said.code, "heads" in said.err) == ((2, True) if name == "wrong.yaml" else (0, False)), said
+    assert sent == ["small"]
+    assert command("submit", "chain.yaml").code == 0, "its text is not here"
+    (folder / "corpus.txt").write_text("some text\n" * 100)
+    said = command("submit", "chain.yaml")
+    assert (said.code, sent) == (2, ["small", "chain"])
+    assert "stages.two" in said.err

@@ -1,15 +1,21 @@
-"""A job is planned for machines that are not here without its text, and where its tokenizer is missing."""
+"""A job is checked for machines that are not here: planned without its text and its tokenizer, and submitted."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from jobs import job as small_job
+from run_directories import run_of
 
 from orchestrator.config.errors import InputError
-from orchestrator.config.spec import JobSpec, parse
-from orchestrator.launch.offline_checks import check_on_paper
+from orchestrator.config.overrides import override
+from orchestrator.config.spec import JobSpec, dump, parse
+from orchestrator.launch.offline_checks import check_on_paper, check_submitted
+from orchestrator.launch.preflight import preflight
+from orchestrator.storage.run_directory import RunDir
 from workloads.model.presets import PRESETS
 
 
@@ -62,3 +68,102 @@ def test_what_is_wrong_wherever_it_runs_is_told_together() -> None:
     assert len(told) == 2
     assert any("does not train bert-base" in line for line in told)
     assert any("predicts no labels" in line for line in told)
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """A job of which this machine has everything."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "text.txt").write_text("a text of some words\n" * 40)
+    (tmp_path / "mine.py").write_text("def flat(step: int, steps: int) -> float:\n    return 1.0\n")
+    document = small_job(str(tmp_path / "text.txt"))
+    document["resources"]["workers"] = {"min": 2, "max": 2}
+    return document
+
+
+def with_keys(document: dict[str, Any], keys: dict[str, str]) -> JobSpec:
+    for key, value in keys.items():
+        override(document, f"{key}={value}")
+    return parse(document)
+
+
+def refused(check: Callable[[], object]) -> list[str]:
+    with pytest.raises(InputError) as error:
+        check()
+    return [str(each) for each in error.value.each()]
+
+
+ELSEWHERE: list[dict[str, str]] = [
+    {"data.sources": "[{uri: '/nowhere/*.txt'}]"},
+    {"data.sources": "[{uri: 's3://nowhere/*.txt'}]"},
+    {"data.sources": "[{uri: '/nowhere/files.list'}]"},
+    {"data.tokenizer": "/nowhere/tokenizer.json"},
+    {"data.tokenizer": "s3://nowhere/tokenizer.json"},
+    {"data.cache": "s3://nowhere/cache"},
+    {"data.clean": "[{own: {function: 'nowhere:clean'}}]"},
+    {"workload.model": "hf:/nowhere/model", "workload.changes": "{}"},
+    {"workload.init_from": "/nowhere/run@5"},
+    {"train.continue_from": "/nowhere/run"},
+    {"train.optimizer.name": "nowhere:Optimizer"},
+    {"evaluate.every": "4", "evaluate.tasks": "[/nowhere/task.yaml]"},
+    {"limits.prices": "/nowhere/prices.csv", "limits.cost_usd": "5"},
+    {"checkpoint.export": "hf", "checkpoint.export_to": "s3://nowhere/export"},
+]
+
+
+@pytest.mark.parametrize("keys", ELSEWHERE, ids=lambda keys: next(iter(keys.items()))[1])
+def test_what_only_the_cluster_may_have_is_left_to_the_run(
+    here: dict[str, Any], keys: dict[str, str]
+) -> None:
+    check_submitted(with_keys(here, keys), RunDir("/nowhere/runs/small"), 6)
+    check_submitted(with_keys(here, keys), RunDir("s3://nowhere/runs/small"), 6)
+
+
+WRONG: list[tuple[dict[str, str], str]] = [
+    ({"data.sources.0.field": "[en, de]"}, "a text file cannot hold pairs"),
+    ({"workload.objective": "masked_lm"}, "does not train gpt-tiny"),
+    ({"parallel": "{tp: 3}"}, "heads"),
+    ({"train.freeze": "[layers.9.*]"}, "layers.9"),
+    ({"train.optimizer.schedule": "mine:steep"}, "mine has no steep"),
+    ({"checkpoint.export_to": ".", "checkpoint.export": "hf"}, "holds something other than an export"),
+]
+
+
+@pytest.mark.parametrize(("keys", "what"), WRONG, ids=[what for _, what in WRONG])
+def test_what_its_run_refuses_is_refused_in_the_same_words(
+    here: dict[str, Any], keys: dict[str, str], what: str
+) -> None:
+    spec = with_keys(here, keys)
+    run = RunDir(str(Path.cwd() / "runs" / "small"))
+    told = refused(lambda: check_submitted(spec, run, None))
+    assert told == refused(lambda: preflight(spec, run, None, None))
+    assert any(what in line for line in told), told
+
+
+def test_what_needs_no_text_is_refused_where_the_text_is_missing(here: dict[str, Any]) -> None:
+    keys = {
+        "data.sources": "[{uri: '/nowhere/*.txt'}]",
+        "parallel": "{tp: 3}",
+        "train.freeze": "[layers.9.*]",
+    }
+    told = refused(lambda: check_submitted(with_keys(here, keys), RunDir("/nowhere/run"), 99))
+    assert any("99" in line for line in told)
+    assert len(told) == 2
+
+
+def test_another_run_and_a_folder_of_something_else_are_refused(here: dict[str, Any], tmp_path: Path) -> None:
+    spec = parse(here)
+    run = run_of(tmp_path / "runs" / "small", phase="stopped")
+    run.write_text("job.yaml", dump(spec.with_parts(seed=spec.seed + 1)))
+    assert (
+        "seed is 4 in this run and 3 in the job file" in refused(lambda: check_submitted(spec, run, None))[0]
+    )
+    # Its own code is on the cluster alone.
+    other = with_keys(here, {"train.optimizer.name": "nowhere:Optimizer"})
+    assert "seed is 4 in this run" in refused(lambda: check_submitted(other, run, None))[0]
+    run.write_text("job.yaml", dump(spec))
+    check_submitted(spec, run, None)
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "thesis.tex").touch()
+    told = refused(lambda: check_submitted(spec, RunDir(str(tmp_path / "mine")), None))
+    assert "is not a run directory" in told[0]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import platform
 import resource
@@ -28,9 +29,9 @@ from orchestrator.parallel.device import (
     check_has_precision,
     check_own_gpu,
     gpu_of,
-    keep_freed_memory,
     make_ready,
     peak_memory,
+    set_malloc,
     set_numerics,
 )
 from workloads.model.masks import SEGMENTS, STARTS
@@ -155,14 +156,30 @@ def test_memory_that_tensors_have_left_is_kept_for_the_next(monkeypatch: pytest.
     asked: list[tuple[int, int]] = []
     library = SimpleNamespace(mallopt=lambda option, value: asked.append((option, value)))
     monkeypatch.setattr(module.ctypes, "CDLL", lambda name: library)
-    keep_freed_memory()
+    set_malloc(KEPT_BY_MALLOC)
     assert asked == [(-3, 2**25), (-1, 2**31 - 1)]
     monkeypatch.setenv("MALLOC_TRIM_THRESHOLD_", "131072")
-    keep_freed_memory()
+    set_malloc(KEPT_BY_MALLOC)
     monkeypatch.delenv("MALLOC_TRIM_THRESHOLD_")
     del library.mallopt
-    keep_freed_memory()
+    set_malloc(KEPT_BY_MALLOC)
     assert len(asked) == 2
+
+
+def test_what_a_rank_keeps_has_memory_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[int, int]] = []
+    library = SimpleNamespace(mallopt=lambda option, value: asked.append((option, value)))
+    monkeypatch.setattr(module.ctypes, "CDLL", lambda name: library)
+    group = mock.Mock(spec=dist.ProcessGroup)
+    with Device(torch.device("cuda", 0), torch.float32, group).long_lived():
+        assert asked == []
+    with (
+        contextlib.suppress(ZeroDivisionError),
+        Device(torch.device("cpu"), torch.float32, group).long_lived(),
+    ):
+        assert asked == [(-3, 2**17)]
+        raise ZeroDivisionError
+    assert asked[1:] == [(-3, 2**25), (-1, 2**31 - 1)]
 
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="another C library has no such options")

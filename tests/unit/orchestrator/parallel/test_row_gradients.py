@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from orchestrator.parallel.runner import RowGradients
+from orchestrator.parallel.runner import add_rows
 from workloads.load import load
 from workloads.workload import Vocabulary
 
@@ -14,19 +14,22 @@ VOCABULARY = Vocabulary(160, eos=2, pad=1, bos=0, cls=3, sep=4, mask=5, sentinel
 
 
 def test_rows_are_added_to_the_same_bits() -> None:
-    torch.manual_seed(0)
-    found = []
-    for active in (False, True):
+    """Also in the micro-batch after which the sum is reduced: who waits for the gradient hears of it once."""
+    found, heard = [], list[Tensor]()
+    for by_rows in (False, True):
         torch.manual_seed(1)
         table = nn.Embedding(50, 8)
-        table.weight.grad = torch.zeros_like(table.weight)
-        rows = RowGradients([table])
-        for micro in range(3):
-            rows.active = active and micro < 2
+        total = table.weight.grad = torch.zeros_like(table.weight)
+        if by_rows:
+            add_rows([table])
+            table.weight.register_post_accumulate_grad_hook(heard.append)
+        for _ in range(3):
             ids = torch.randint(0, 50, (4, 6))
             (table(ids) * torch.randn(4, 6, 8)).sin().sum().backward()
-        found.append(table.weight.grad)
+        assert table.weight.grad is total, "the bucket that is reduced"
+        found.append(total)
     assert torch.equal(*found)
+    assert [id(weight) for weight in heard] == [id(table.weight)] * 3
 
 
 def test_the_sum_of_a_tied_table_has_both_parts() -> None:
@@ -34,9 +37,9 @@ def test_the_sum_of_a_tied_table_has_both_parts() -> None:
     table = nn.Embedding(20, 8)
     ids = torch.randint(0, 20, (2, 5))
     gradients = []
-    for active in (False, True):
+    for by_rows in (False, True):
         table.weight.grad = torch.zeros_like(table.weight)
-        RowGradients([table]).active = active
+        add_rows([table] if by_rows else [])
         nn.functional.cross_entropy((table(ids) @ table.weight.T).flatten(0, 1), ids.flatten()).backward()
         gradients.append(table.weight.grad.clone())
     torch.testing.assert_close(*gradients)

@@ -157,6 +157,39 @@ def test_the_best_are_those_of_brute_force(case: tuple[str, str, int, int]) -> N
     assert len(found.candidates) + found.passed_over <= len(every)
 
 
+def test_rows_that_are_cut_are_shorter_in_small_micro_batches_and_need_the_memory_of_full_ones() -> None:
+    """By brute force: a bound that took the rows of a large micro-batch would pass over the best layout."""
+    profile, batch = load("cpu-core"), 24
+    spec = job("bert-base", 0, batch)
+    machine, full = here(profile, spec), model_shape(describe("bert-base"), 512)
+    lengths = ((1, 40.0), (2, 60.0), (3, 70.0), (4, 110.0), (8, 300.0), (24, 500.0))
+    cut = dataclasses.replace(full, row_tokens=lengths)
+    demand = demand_of(spec)
+    least = min(
+        predict(demand, cut, layout, machine).seconds
+        for layout in every_layout(cut, 2, batch)
+        if not engine_problems(spec.train, spec.workload, spec.resources.per_worker.gpu, layout)
+    )
+    found, before = (plan(demand, shape, 2, machine) for shape in (cut, full))
+    assert found.chosen.seconds <= least * (1 + TIE)
+    assert found.chosen.seconds < before.chosen.seconds / 5
+    assert found.row_tokens == dict(lengths)[found.chosen.layout.micro_batch] < 100
+    assert before.row_tokens is None
+    for layout in (Layout(micro_batch=8), Layout(pp=2, micro_batch=4)):
+        cut_rows, full_rows = (predict(demand, shape, layout, machine) for shape in (cut, full))
+        assert cut_rows.memory == full_rows.memory, "a micro-batch may have a full row"
+        # A pipeline's rows keep their length.
+        assert (cut_rows.seconds == full_rows.seconds) == (layout.pp > 1)
+    longer = [
+        predict(demand, full_at, Layout(micro_batch=8), machine).seconds
+        for full_at in (
+            model_shape(describe("bert-base"), 300),
+            dataclasses.replace(full, row_tokens=((1, 300.0),)),
+        )
+    ]
+    assert longer[1] == pytest.approx(longer[0], rel=0.01)
+
+
 @pytest.mark.parametrize(
     ("workers", "batch"), every(2, [(5, 8), (7, 24), (13, 64), (33, 64), (63, 1024)], unpack=True)
 )

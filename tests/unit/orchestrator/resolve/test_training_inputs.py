@@ -10,14 +10,21 @@ import numpy as np
 import pytest
 import torch
 from jobs import job
+from letters import letters, write_tokenizer
 from prepared import prepare_here, prepare_sets_here
 
 from orchestrator.config.errors import InputError
 from orchestrator.config.spec import JobSpec, parse
 from orchestrator.data.encoding.training import train_bytes
 from orchestrator.data.store.tokens import Tokens
+from orchestrator.launch.planned_job import planned_on_paper
+from orchestrator.parallel.layout import Layout
 from orchestrator.resolve.prepared_data import PreparedData
+from orchestrator.resolve.row_lengths import lengths_of
 from orchestrator.resolve.training_inputs import resolve_over, training_inputs
+from orchestrator.storage.run_directory import RunDir
+from orchestrator.train.step_samples import StepPlan, StepReader
+from orchestrator.train.training_progress import TrainingProgress
 
 TEXTS = [" ".join(f"{number * number + i}" for i in range(40)) for number in range(80)]
 BREAK = "\n<|endoftext|>\n"
@@ -141,3 +148,50 @@ def test_conversations_that_are_cut_are_counted_one_by_one_and_some_answer_is_le
         InputError, match=r"data\.sequence_length: all records are longer than 256 tokens, and cutting"
     ):
         notes(0, 12)
+
+
+@pytest.mark.parametrize("objective", ["sequence_classification", "conversation"])
+def test_rows_are_planned_as_long_as_training_reads_them(tmp_path: Path, objective: str) -> None:
+    """As soon as the data is prepared; a plan without it says that it takes full rows."""
+    write_tokenizer(tmp_path)
+    rows = [{"text": letters(n), "label": "ab"[n % 2], "reply": letters(n + 3)} for n in range(64)]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    labelled = objective == "sequence_classification"
+    field = {"text": "text", "label": "label"} if labelled else {"prompt": "text", "completion": "reply"}
+    model, options = ("bert-tiny", {}) if labelled else ("llama-tiny", {"pack": "no"})
+    document: dict[str, Any] = {
+        "name": "rows",
+        "workload": {"model": model, "objective": objective, "options": options},
+        "data": {
+            "sources": [{"uri": str(tmp_path / "rows.jsonl"), "field": field}],
+            "tokenizer": str(tmp_path),
+            "labels": ["a", "b"] if labelled else [],
+            "sequence_length": 128,
+        },
+        "train": {"steps": 4, "global_batch": 16},
+        "parallel": {"micro_batch": 4},
+        "checkpoint": {"export": None},
+    }
+    spec, run = parse(document), RunDir(str(tmp_path / "runs" / "rows"))
+    unknown = planned_on_paper(spec, "cpu-core", trace=False, run=run)
+    (assumed,) = unknown.assumed
+    assert assumed.startswith("every row has 128 tokens")
+
+    data = PreparedData(prepare_here(spec, str(tmp_path / "runs" / "_data")))
+    found = dict(resolve_over(spec, data)[0].shape.row_tokens)
+    inputs = training_inputs(spec, Tokens.open(data.uri))
+    plan = StepPlan(spec.seed, spec.train, spec.reading, sequence_length=128, draws=False)
+    for micro_batch in (1, 4, 16):
+        layout = Layout(micro_batch=micro_batch)
+        lengths = lengths_of(inputs.workload, layout, spec.train, on_gpu=False, packed=False)
+        new = TrainingProgress.for_new_run(())
+        reader = StepReader(plan, layout, 0, inputs.batches, new, lengths=lengths)
+        share = float(np.mean([reader(step).share for step in range(4)]))
+        assert found[micro_batch] == pytest.approx(share * 128)
+    assert found[1] < found[4] < found[16] < 40
+
+    known = planned_on_paper(spec, "cpu-core", trace=False, run=run)
+    assert (known.assumed, known.plan.row_tokens) == ((), found[4])
+    assert known.step_seconds < 0.5 * unknown.step_seconds
+    assert known.plan.chosen.memory == unknown.plan.chosen.memory
+    assert known.to_json()["predicted"]["row_tokens"] == round(found[4], 1)

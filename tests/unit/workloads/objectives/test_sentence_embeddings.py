@@ -14,7 +14,7 @@ from sentence_transformers import SentenceTransformer
 from sentence_transformers.losses import MultipleNegativesRankingLoss
 from tokenizers import Tokenizer
 
-from orchestrator.train.row_lengths import shortened_rows
+from orchestrator.resolve.row_lengths import shortened_rows
 from workloads.errors import WorkloadError
 from workloads.load import load
 from workloads.objectives.samples import Samples

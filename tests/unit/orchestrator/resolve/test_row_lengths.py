@@ -12,7 +12,7 @@ from orchestrator.config.spec import parse
 from orchestrator.data.samples.batches import slices
 from orchestrator.parallel.arithmetic import NEWEST, Arithmetic
 from orchestrator.parallel.layout import Layout
-from orchestrator.train.row_lengths import FULL_LENGTH, dealing_order, lengths_of, shortened_rows
+from orchestrator.resolve.row_lengths import FULL_LENGTH, dealing_order, lengths_of, shortened_rows
 from workloads import load
 from workloads.model.dropout import KEYS, row_keys
 from workloads.objectives.samples import Samples

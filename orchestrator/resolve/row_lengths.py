@@ -16,9 +16,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from orchestrator.data.samples.batches import slices
+from orchestrator.data.samples.batches import Batches, slices
 from orchestrator.parallel.arithmetic import NEWEST, Arithmetic
-from orchestrator.parallel.layout import Layout
+from orchestrator.parallel.layout import Layout, divisors
 from orchestrator.train.config import TrainSpec
 from workloads.model.dropout import KEYS
 from workloads.model.heads import ANSWER_ENDS
@@ -32,6 +32,10 @@ ALONG_ROW = (
     *(QUERIES, SEGMENTS, *STORED),
 )
 """Entries [B, L, ...]."""
+LOOKED_AT, LOOKED_AT_REMOTE = 256, 32
+"""Samples whose lengths stand for all; fewer in a store, where each may need a download."""
+COLLATED = 32
+"""Samples of them that are collated at once."""
 ON_GPU = 8
 """Rows on a GPU have a multiple of this many tokens, which its matrix units prefer."""
 
@@ -86,9 +90,8 @@ def lengths_of(
     it.
     """
     config: Any = workload.config.as_transformer
-    fixed = layout.pp > 1 or train.compile or train.bitwise_shards or train.sequence_warmup
     by_length = config is None or config.is_sparse or config.head == "span"
-    if fixed or by_length or (config.moe and config.moe.capacity_factor):
+    if layout.pp > 1 or train.keeps_row_length or by_length or (config.moe and config.moe.capacity_factor):
         return FULL_LENGTH
     multiple = math.lcm(
         2 * layout.cp if layout.cp > 1 else 1,
@@ -100,6 +103,65 @@ def lengths_of(
     varies = workload.objective.windowing.unit != "stream" and not packed
     parts = 2 if getattr(workload.objective, "compares", False) else getattr(workload.objective, "parts", 1)
     return RowLengths(cuts=True, deals=adds_up and varies, multiple=multiple, parts=parts)
+
+
+def mean_row_tokens(
+    batches: Batches, lengths: RowLengths, train: TrainSpec, sequence_length: int, draws: bool = False
+) -> tuple[tuple[int, float], ...]:
+    """Return the mean tokens of a row by the number of rows of a micro-batch, over the first samples of training.
+
+    The samples form the same micro-batches as in training. A text and its target count together, as a share of the full
+    row.
+
+    Args:
+        batches: the samples of training.
+        lengths: how they become rows.
+        train: says how many samples a step has.
+        sequence_length: tokens of a full row.
+        draws: whether rows have keys for random numbers.
+
+    Returns:
+        Pairs (rows, tokens) for every divisor of the global batch, ascending.
+    """
+    if not lengths.cuts or batches.read.objective.windowing.unit == "stream":
+        return ((1, float(sequence_length)),)
+    size = train.global_batch
+    most = LOOKED_AT_REMOTE if batches.read.streams.at_once > 1 else LOOKED_AT
+    steps = min(max(most // size, 1), train.steps)
+    longest: dict[int, list[float]] = {rows: [] for rows in divisors(size)}
+    for step in range(steps):
+        positions = np.arange(step * size, step * size + min(size, most))
+        row_tokens, full = _row_tokens(batches, lengths, positions, draws)
+        order = (
+            dealing_order(batches.lengths(positions), 1, 1) if lengths.deals else np.arange(len(positions))
+        )
+        for rows, means in longest.items():
+            # [micro-batches, parts]: every row is as long as the longest of its micro-batch.
+            found = np.maximum.reduceat(row_tokens[order], np.arange(0, len(order), rows))
+            means.append(float(found.sum(1).mean()) / full * sequence_length)
+    return tuple((rows, sum(means) / steps) for rows, means in longest.items())
+
+
+def _row_tokens(
+    batches: Batches, lengths: RowLengths, positions: np.ndarray, draws: bool
+) -> tuple[np.ndarray, int]:
+    """Return the tokens of each sample's row and of its target, int64 [samples, 1 or 2], and those of a full row."""
+    result: list[list[int]] = []
+    full = 0
+    for first in range(0, len(positions), COLLATED):
+        batch, _ = batches.at(positions[first : first + COLLATED])
+        names = [name for name in ("tokens", "decoder_tokens") if name in batch]
+        count, full = len(batch["tokens"]), sum(batch[name].shape[1] for name in names)
+        if draws:
+            batch[KEYS] = torch.zeros(count, dtype=torch.int64)
+        for row in range(count):
+            # An entry that all rows share has one row.
+            alone = {
+                name: entry[row : row + 1] if len(entry) == count else entry for name, entry in batch.items()
+            }
+            cut = lengths.cut(alone)
+            result.append([cut[name].shape[1] for name in names])
+    return np.array(result, dtype=np.int64), full
 
 
 def dealing_order(
