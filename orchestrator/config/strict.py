@@ -36,8 +36,9 @@ def _takes_bool(annotation: Any) -> bool:
 
 
 def _is_of_words(annotation: Any) -> bool:
-    """Return whether an annotation accepts only fixed words, mappings of keys or None. pydantic never reads a boolean as
-    one of them, and lists the words or keys.
+    """Return whether an annotation accepts only fixed words, mappings of keys or None.
+
+    pydantic never reads a boolean as one of them, and lists the words or keys.
     """
     parts = typing.get_args(annotation)
     if typing.get_origin(annotation) is Literal:

@@ -100,7 +100,9 @@ def _problem(
     if error["type"] == "extra_forbidden":
         key, colon, value = names[-1].partition(":")
         if colon and key.isidentifier():
-            return InputError("unknown key", location, f"put a blank after the colon, as in {{{key}: {value}}}")
+            return InputError(
+                "unknown key", location, f"put a blank after the colon, as in {{{key}: {value}}}"
+            )
         model, is_named_by_user = _model_at(root, error["loc"][:-1])
         known = _keys_of(model)
         if is_named_by_user:

@@ -18,8 +18,8 @@ from orchestrator.config.outcome import Outcome
 from orchestrator.config.spec import parse
 from orchestrator.controller import decide
 from orchestrator.controller.controller import Controller
-from orchestrator.controller.status import work_text
 from orchestrator.evaluate.of_commit import evaluate_commit
+from orchestrator.observe.formatting import work_text
 from orchestrator.storage.run_directory import RunDir
 
 TOLERANCE = 1e-6

@@ -143,7 +143,9 @@ def _keep_best(job: ForeignJob, objective: str) -> None:
     checkpoint["keep_best"] = f"validation.{metric}"
     if checkpoint["every"] % evaluate["every"]:
         checkpoint["every"] = evaluate["every"]
-        job.lines.append(f"checkpoint.every: {evaluate['every']}, as evaluate.every, for checkpoint.keep_best")
+        job.lines.append(
+            f"checkpoint.every: {evaluate['every']}, as evaluate.every, for checkpoint.keep_best"
+        )
 
 
 def _is_of_trl(job: ForeignJob) -> bool:

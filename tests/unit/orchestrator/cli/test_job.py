@@ -149,7 +149,11 @@ def test_init_finds_what_lies_deep_in_a_row(folder: Path, row: dict[str, Any], f
         ("rows.jsonl", '{"messages": []}\n', "a tokenizer cannot be trained on records"),
         ("rows.csv", "", "rows.csv: has no rows; give files with rows"),
         ("rows.csv", "text,label\n", "rows.csv: has no rows; give files with rows"),
-        ("rows.csv", "text;label\na;b\n", "rows.csv: has one column, 'text;label', because ';' divides nothing"),
+        (
+            "rows.csv",
+            "text;label\na;b\n",
+            "rows.csv: has one column, 'text;label', because ';' divides nothing",
+        ),
         ("rows.csv", b"text,label\ncaf\xe9,b\n", "it is not UTF-8); convert it, as in `iconv -f latin1"),
         ("none.txt", "", "all files are empty; give files with text"),
     ],

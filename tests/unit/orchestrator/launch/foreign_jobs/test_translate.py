@@ -95,7 +95,8 @@ python3 -m verl.trainer.main_ppo \\
     data.train_batch_size=8 data.max_prompt_length=$prompt data.max_response_length=$((prompt * 2)) \\
     actor_rollout_ref.model.path=ORG/Small actor_rollout_ref.actor.optim.lr=1e-6 \\
     actor_rollout_ref.actor.use_kl_loss=True actor_rollout_ref.actor.kl_loss_coef=0.002 \\
-    actor_rollout_ref.rollout.n=4 actor_rollout_ref.rollout.name=vllm trainer.total_epochs=2 trainer.save_freq=5 trainer.n_gpus_per_node=8
+    actor_rollout_ref.rollout.n=4 actor_rollout_ref.rollout.name=vllm trainer.total_epochs=2 trainer.save_freq=5 \\
+    trainer.n_gpus_per_node=8
 """
 
 
@@ -344,7 +345,12 @@ def test_evaluations_read_the_file_that_is_named_once_an_epoch() -> None:
     Path("best.json").write_text(json.dumps(keys | best))
     found = translate(Path("best.json"))
     assert found.document["evaluate"] == {"every": 5, "metrics": ["loss", "f1"]}
-    assert found.document["checkpoint"] == {"every": 5, "keep": 3, "export": "hf", "keep_best": "validation.f1"}
+    assert found.document["checkpoint"] == {
+        "every": 5,
+        "keep": 3,
+        "export": "hf",
+        "keep_best": "validation.f1",
+    }
     assert found.left == ()
     once = {"do_eval": True, "num_train_epochs": 2}  # the Trainer evaluates after training then
     Path("once.json").write_text(json.dumps(keys | once))
@@ -458,7 +464,7 @@ def test_steps_of_rows_that_cannot_be_known_say_so() -> None:
     Path("corpus.jsonl").write_text('{"text": "short"}\n' * 30)
     found = clm(train_file="corpus.jsonl", model_name_or_path="ORG/Other", num_train_epochs=1)
     assert found.document["train"]["steps"] == 10
-    assert any("10 steps may be more than 1 epochs" in line for line in found.lines)
+    assert any("10 steps may be more than 1 epoch;" in line for line in found.lines)
     found = clm(train_file="none.jsonl", num_train_epochs=1)
     assert any("1,000, because none.jsonl is not here" in line for line in found.lines)
 
