@@ -208,7 +208,7 @@ def _where_it_went(ledger: Mapping[str, Any]) -> str:
     wall = ledger.get("wall_seconds")
     seconds = ledger.get("seconds") or {}
     parts = [
-        f"{bucket.replace('_', ' ')} {duration(amount)}"
+        f"{bucket.replace('re_plan', 'replan').replace('_', ' ')} {duration(amount)}"
         for bucket, amount in seconds.items()
         if wall and amount >= wall / 100
     ]
