@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from typing import Any
 
 from cluster.workers.gang import FINISHED, Bundle, RankStatus
@@ -10,7 +11,13 @@ from cluster.workers.process_gang import ProcessGang
 
 
 def run_to_the_end(
-    world: int, bundle: Bundle, entry: str, config: dict[str, Any], patience: float, work: str
+    world: int,
+    bundle: Bundle,
+    entry: str,
+    config: dict[str, Any],
+    patience: float,
+    work: str,
+    show: Callable[[RankStatus], object] = lambda rank: None,
 ) -> tuple[list[dict[str, Any]], Any]:
     """Run a gang to its end. Return the rows that rank 0 reported, and the result of its entry point.
 
@@ -21,6 +28,7 @@ def run_to_the_end(
         config: its configuration.
         patience: seconds without a row or an evaluated batch after which the gang is stopped.
         work: name of the work, for messages.
+        show: called with the status of rank 0 at every look.
 
     Raises:
         RuntimeError: if a rank fails, or if no rank makes progress for `patience` seconds. No process is left behind.
@@ -34,6 +42,7 @@ def run_to_the_end(
         while True:
             status = gang.poll(len(rows))
             rows.extend(status.rows)
+            show(status.ranks[0])
             progress = len(rows), max((rank.evaluated_batches for rank in status.ranks), default=0)
             if progress != last_progress:
                 last_progress, moved = progress, time.monotonic()

@@ -65,6 +65,13 @@ class JobPlan:
         """Predicted tokens per second."""
         return self.tokens_per_step / self.step_seconds
 
+    def __repr__(self) -> str:
+        """Return the chosen layout and its prediction as one line, as a notebook shows it."""
+        return (
+            f"JobPlan({self.layout}, {self.step_seconds:.3g} s a step, {self.memory_bytes / 2**20:.0f} MiB a worker"
+            f"{'' if self.fits else ', does not fit'})"
+        )
+
 
 def plan(
     job: Job,

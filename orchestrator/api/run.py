@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -304,10 +305,14 @@ class Run:
         Returns:
             The new text after each prompt, without the prompt.
 
-        Raises InputError if there is no such commit, or the model continues no text.
+        Raises InputError if there is no such commit, the model continues no text, or a number makes no sense.
         """
         from workloads.workload import Sampling
 
+        if type(tokens) is not int or tokens < 1:
+            raise InputError(f"must be an integer of at least 1 (got {tokens!r})", "tokens")
+        if not 0.0 <= temperature < math.inf:
+            raise InputError(f"must be a finite number of at least 0 (got {temperature!r})", "temperature")
         texts = [prompts] if isinstance(prompts, str) else list(prompts)
         sampling = Sampling(temperature=temperature, seed=seed)
         return read_chosen(

@@ -58,7 +58,7 @@ def inputs_of(
 
     folder = place_of(target)
     _refuse_two_places(target, folder)
-    if os.path.isfile(target):
+    if os.path.isfile(target) or (target.endswith((".yaml", ".yml")) and not os.path.exists(folder)):
         spec = job_of(Path(target), overrides)
         run = run_of(spec.name, None)
         try:

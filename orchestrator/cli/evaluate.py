@@ -287,12 +287,13 @@ def _measured(
                 "an export has one set of weights, chosen when it was made", "--raw-weights", hint
             )
         return measure(_Export(local_path(model), overrides))
-    folder, step = run_and_step(place_of(model), step, f"--step {step}")
+    place = place_of(model)
+    folder, step = run_and_step(place, step, f"--step {step}")
     if overrides:
         raise InputError(
             "a run is evaluated by its own job file", "--set", "leave it out; it is for an export"
         )
-    run = existing_run(folder)[0]
+    run = existing_run(model if folder == place else folder)[0]
     store = Store(run.commits)
     return read_chosen(
         store, step, lambda number: measure(CommitOfRun(run, store.manifest(number), raw, "--on"))

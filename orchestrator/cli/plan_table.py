@@ -85,7 +85,9 @@ def show(
     table(title, ["", "layout", "memory a rank", "step", "speed", "because"], rows)
     if more := len(plan.candidates) + plan.passed_over - SHOWN:
         print(
-            f"  and {more} more legal layouts, besides those that cannot be faster" if more > 0 else "",
+            f"  and {more} more legal layout{'s' if more > 1 else ''}, besides those that cannot be faster"
+            if more > 0
+            else "",
             end="\n" if more > 0 else "",
         )
     reasons: dict[str, int] = {}

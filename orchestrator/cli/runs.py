@@ -44,6 +44,8 @@ def runs(
         _remove(stored, remove, yes, as_json)
     elif as_json:
         emit([run.to_json() for run in stored])
+    elif not stored:
+        print(f"no run is in {folder}")
     else:
         table("", COLUMNS, _cells(stored))
 

@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from difflib import get_close_matches
 from functools import lru_cache
 from typing import Any
 
@@ -16,6 +17,8 @@ from orchestrator.config.strict import LARGEST
 
 WHOLE = "job"
 """The name of the job file as a whole."""
+NEAR = 0.75
+"""Likeness of two names (difflib's ratio) from which on one is taken for the other, misspelled."""
 MOST_ALIKE = 5
 """Maximum number of keys to suggest for an unknown one."""
 
@@ -83,6 +86,8 @@ def _near(word: str) -> str:
     whole_word = re.compile(rf"(?<!\w){re.escape(word)}(?!\w)")
     alike = alike or [path for path, k in every if whole_word.search(k.type)]
     alike = alike or [path for path, k in every if whole_word.search(k.meaning)]
+    near = get_close_matches(word, {k.name for _, k in every}, 1, NEAR)
+    alike = alike or [path for path, k in every if k.name in near]
     likely = ", ".join(list(dict.fromkeys(alike))[:MOST_ALIKE])
     return f"did you mean {likely}?" if likely else f"`orchestrator schema {WHOLE}` has all of them"
 

@@ -212,7 +212,7 @@ _KEYS: Mapping[str, str] = {
     ),
     "resources.workers is the number of ranks, and resources.per_worker.gpu 1 gives each a GPU": (
         "device ddp gpus num_gpus n_gpus nproc_per_node world_size num_workers devices nodes num_nodes "
-        "nnodes ngpu "
+        "nnodes ngpu n_gpus_per_node "
         "num_processes num_machines gpu_ids distributed_type compute_environment machine_rank local_rank "
         "main_process_ip main_process_port rdzv_backend same_network mpirun_config use_cpu"
     ),
@@ -363,7 +363,7 @@ _KEYS: Mapping[str, str] = {
     "distill.logits.divergence: forward, reverse or jensen_shannon": "kd_beta",
     "distill.hidden": "alpha_mse alpha_cos",
     "rollout.group": "num_generations rollout_n num_return_sequences",
-    "rollout.engine: vllm, with rollout.workers": "use_vllm vllm_mode",
+    "rollout.engine: vllm, with rollout.workers": "use_vllm vllm_mode rollout_name",
     "rollout.workers": ("num_rollout_workers rollout_workers num_generation_workers"),
     "rollout.staleness: 1": (
         "max_staleness max_head_offpolicyness max_trajectory_age_steps one_step_off_policy async_rollout "

@@ -36,13 +36,16 @@ def _takes_bool(annotation: Any) -> bool:
 
 
 def _is_of_words(annotation: Any) -> bool:
-    """Return whether an annotation accepts only fixed words or None. pydantic never reads a boolean as one, and lists
-    the words.
+    """Return whether an annotation accepts only fixed words, mappings of keys or None.
+
+    pydantic never reads a boolean as one of them, and lists the words or keys.
     """
     parts = typing.get_args(annotation)
     if typing.get_origin(annotation) is Literal:
         return all(isinstance(part, str) for part in parts)
-    return annotation is type(None) or (bool(parts) and all(_is_of_words(part) for part in parts))
+    if not parts:
+        return isinstance(annotation, type) and issubclass(annotation, BaseModel | None)
+    return all(_is_of_words(part) for part in parts)
 
 
 class StrictModel(BaseModel):

@@ -27,9 +27,12 @@ WORDS = {
     "bool_type": "should be true or false",
     "string_type": "should be text, in quotes where YAML takes it for something else",
     "list_type": "should be a list",
+    "tuple_type": "should be a list",
     "dict_type": "should be a mapping of keys to values",
 }
 """Types of pydantic errors whose messages describe its parser."""
+NUMBERS = ("int_parsing", "float_parsing")
+"""Types of pydantic errors of texts in place of numbers."""
 PATTERNS = {
     "name": "1 to 63 letters a-z, digits, dots, dashes and underscores, a letter or a digit first",
 }
@@ -95,6 +98,11 @@ def _problem(
     names = _path_of(error)
     location = f"{where}: {'.'.join(names)}" if any(names) else where
     if error["type"] == "extra_forbidden":
+        key, colon, value = names[-1].partition(":")
+        if colon and key.isidentifier():
+            return InputError(
+                "unknown key", location, f"put a blank after the colon, as in {{{key}: {value}}}"
+            )
         model, is_named_by_user = _model_at(root, error["loc"][:-1])
         known = _keys_of(model)
         if is_named_by_user:
@@ -111,7 +119,7 @@ def _problem(
     message = WORDS.get(error["type"]) or str(error["msg"]).removeprefix("Value error, ")
     message = message.removeprefix("Input ")
     hint = "choose one of these, or your own module:name" if names in reference_paths else ""
-    if error["type"] == "list_type":
+    if error["type"] in ("list_type", "tuple_type"):
         keys = _keys(root, error["loc"])
         hint = f"begin each entry with a dash; the keys of an entry: {', '.join(keys)}" if keys else ""
         hint = hint or "put it in brackets, as in [a, b]"
@@ -121,7 +129,9 @@ def _problem(
     if isinstance(value, str):
         expected = re.findall("'([^']*)'", message) if error["type"] == "literal_error" else []
         near = difflib.get_close_matches(value.lower(), expected, 1, NEAR)
-        hint = VALUES.get(value.lower(), f"did you mean '{near[0]}'?" if near else hint)
+        hint = f"did you mean '{near[0]}'?" if near else hint
+        if error["type"] not in NUMBERS:
+            hint = VALUES.get(value.lower(), hint)
     return InputError(message[:1].lower() + message[1:] + got, location, hint)
 
 

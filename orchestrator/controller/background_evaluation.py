@@ -21,8 +21,8 @@ from orchestrator.checkpoint.retention import prune, retention_of
 from orchestrator.controller.news import News
 from orchestrator.controller.run_history import RunHistory
 from orchestrator.controller.state import State
-from orchestrator.controller.status import work_text
 from orchestrator.evaluate.config import EvaluateSpec
+from orchestrator.observe.formatting import work_text
 from orchestrator.observe.rank_log import output_of_evaluation
 from orchestrator.parallel.layout import Layout
 from orchestrator.resolve.prepared_data import PreparedData

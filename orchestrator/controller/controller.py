@@ -312,9 +312,8 @@ class Controller:
             self._event("train", line)
         for save in (save for row in rows for save in row.get("saves", ())):
             if line := history.saves.note(save):
-                self._status_writer.note = (
-                    f"saving pauses: {save['reason']}" if save["state"] == "failed" else ""
-                )
+                paused = f"saving to {self._run.uri} pauses and is tried again: {save['reason']}"
+                self._status_writer.note = paused if save["state"] == "failed" else ""
                 self._event("train", line, saving=save["state"])
             if save["state"] == "published":
                 history.copies.tracker.committed()

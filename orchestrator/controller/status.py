@@ -12,7 +12,6 @@ import psutil
 
 from cluster.workers.clock import wall
 from cluster.workers.gang import RankStatus
-from cluster.workers.worker_context import Work
 from orchestrator.config.metric_names import parts_of_loss
 from orchestrator.config.outcome import ENDED
 from orchestrator.config.redact import redact_message
@@ -20,7 +19,7 @@ from orchestrator.controller.eta import eta_seconds, evaluation_seconds
 from orchestrator.controller.run_history import RunHistory
 from orchestrator.controller.state import State
 from orchestrator.evaluate.config import EvaluateSpec
-from orchestrator.observe.formatting import duration
+from orchestrator.observe.formatting import work_text
 from orchestrator.observe.step_parts import StepParts, latest, why_slow
 from orchestrator.storage.row_line import Row
 
@@ -123,12 +122,6 @@ def status_of(
         ],
         "rollout_workers": [{"node": r.node, "pid": r.pid, "state": r.state} for r in rollout_workers],
     }
-
-
-def work_text(work: Work) -> str:
-    """Return how far the ranks' work between two steps is, and how long the rest takes."""
-    time_left = f", {duration(work.seconds_left)} left" if work.done else ""
-    return f"{work.name}: {work.done} of {work.of} {work.unit}{time_left}"
 
 
 def _validation(history: RunHistory) -> dict[str, Any] | None:

@@ -312,6 +312,8 @@ def metric_problem(metric: str, names: list[str], evaluate: EvaluateSpec, object
     available = evaluate.metrics_for(objective)
     if name in names and kind in available:
         return ""
+    if name in names and kind in metrics_of(objective):
+        return f"is not measured; add it to evaluate.metrics, as in [loss, {kind}]"
     possible = ", ".join(f"{name}.{kind}" for name in names for kind in available)
     return (
         f"is not measured; name one of {possible}"

@@ -8,6 +8,7 @@ from cluster.workers.run_local_gang import run_to_the_end
 from orchestrator.checkpoint.manifest import CommitManifest
 from orchestrator.config.resources import PerWorker
 from orchestrator.config.spec import JobSpec
+from orchestrator.observe.console import shown_work
 from orchestrator.parallel.layout import Layout
 from orchestrator.resolve.commit_task import inputs_of_commit
 from orchestrator.storage.row_types import EvaluationRow
@@ -50,7 +51,7 @@ def evaluate_commit(
 
 
 def row_of(worker: PerWorker, task: Task) -> EvaluationRow:
-    """Run an evaluation on this machine, and return its row.
+    """Run an evaluation on this machine, show its progress on standard error, and return its row.
 
     Args:
         worker: the resources of the process.
@@ -61,8 +62,9 @@ def row_of(worker: PerWorker, task: Task) -> EvaluationRow:
     """
     bundle = worker.bundle
     wait = EVALUATION_PATIENCE
-    _, result = run_to_the_end(
-        1, bundle, entry=ENTRY, config=task.to_json(), patience=wait, work="evaluation"
-    )
+    with shown_work("evaluate") as show:
+        _, result = run_to_the_end(
+            1, bundle, entry=ENTRY, config=task.to_json(), patience=wait, work="evaluation", show=show
+        )
     row: EvaluationRow = result["evaluation"]
     return row

@@ -25,6 +25,7 @@ from cluster.workers.worker_context import WorkerContext
 from orchestrator.config.errors import InputError
 from orchestrator.evaluate.of_export import spec_of_export, tokenizer_of_export, workload_of_export
 from orchestrator.evaluate.task_files import EXTRA, ROUGE, TaskFile, check_fits, read_tasks
+from orchestrator.observe.console import shown_work
 from orchestrator.resolve.resolved_job import wrong_input
 from orchestrator.storage.row_types import EvaluationRow
 
@@ -166,12 +167,11 @@ def run_tasks(tasks: Sequence[TaskFile], model: Mapping[str, Any], bundle: Bundl
         "threads": max(int(bundle.cpu), 1),
         "gpu": bundle.gpu > 0,
     }
-    with tempfile.TemporaryDirectory(
-        prefix="tasks-"
-    ) as scratch:  # an interrupted process cannot clean up itself
+    # An interrupted process cannot clean up itself.
+    with tempfile.TemporaryDirectory(prefix="tasks-") as scratch, shown_work("evaluate") as show:
         config |= {"scratch": scratch}
         _, result = run_to_the_end(
-            1, bundle, entry=ENTRY, config=config, patience=PATIENCE, work="evaluation of tasks"
+            1, bundle, entry=ENTRY, config=config, patience=PATIENCE, work="evaluation of tasks", show=show
         )
     if "wrong" in result:
         raise InputError(*result["wrong"])

@@ -201,7 +201,12 @@ def _labelled(data: Sequence[str], folder: str | None, objective: str | None) ->
         return None
     if folder is None:
         raise InputError(f"{objective} needs a pretrained model", "--from-hf", "name a folder with one")
-    return labelled_rows(data, objective, reads_spans=encoder)
+    result = labelled_rows(data, objective, reads_spans=encoder)
+    if result and result.objective == "sequence_classification" and len(result.labels) < 2:
+        shown = f"one label, {next(iter(result.labels))}" if result.labels else "no label"
+        problem = f"its column {result.field['label']} has {shown}"
+        raise InputError(problem, data[0], "give rows with at least two labels")
+    return result
 
 
 def _described(folder: str) -> Any:

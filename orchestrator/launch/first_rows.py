@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -198,16 +198,29 @@ def row_files(uri: str) -> list[tuple[Any, str, Kind]]:
 
 
 def _first_row(uri: str) -> Mapping[str, Any] | None:
-    """The first row of the first file, None if the file has no rows or does not exist yet."""
-    file = next(iter(row_files(uri)), None)
-    if file is None:
-        return None
+    """Return the first row of the files; None if there is no file with rows yet. Raises InputError."""
+    files = row_files(uri)
     try:
-        row = next(rows_of(*file), None)
+        row = next((row for file in files for row in rows_of(*file)), None)
     except (OSError, ValueError, csv.Error) as error:
-        problem = f"its first row cannot be read ({' '.join(str(error).split())[:200]})"
-        raise InputError(problem, uri, "write the file again") from None
-    return row if isinstance(row, dict) else None
+        raise unreadable(error, uri, "its first row cannot be read") from None
+    if files and row is None:
+        raise no_rows(uri)
+    return row
+
+
+def no_rows(uri: str) -> InputError:
+    """Return the error for files that exist and have no row."""
+    return InputError("has no rows", uri, "give files with rows")
+
+
+def unreadable(error: Exception, uri: str, problem: str) -> InputError:
+    """Return `problem` as the error for rows that cannot be read, with the reason."""
+    if isinstance(error, UnicodeDecodeError):
+        reason, hint = "it is not UTF-8", f"convert it, as in `iconv -f latin1 -t utf-8 {uri} > NEW`"
+    else:
+        reason, hint = " ".join(str(error).split())[:200], "write the file again"
+    return InputError(f"{problem} ({reason})", uri, hint)
 
 
 def rows_of(fs: Any, name: str, kind: Kind) -> Iterator[dict[str, Any]]:
@@ -241,7 +254,9 @@ def _raw_rows(fs: Any, name: str, kind: Kind) -> Iterator[Any]:
         if kind.kind in (".csv", ".tsv"):
             csv.field_size_limit(LINE_BYTES)  # Python's own limit is 128 KiB
             text = io.TextIOWrapper(file, "utf-8-sig", newline="")
-            yield from csv.DictReader(text, delimiter="\t" if kind.kind == ".tsv" else ",")
+            rows = csv.DictReader(text, delimiter="\t" if kind.kind == ".tsv" else ",")
+            _check_delimiter(rows.fieldnames or (), name)
+            yield from rows
             return
         line = _first_line(file)
         if not line:
@@ -253,6 +268,13 @@ def _raw_rows(fs: Any, name: str, kind: Kind) -> Iterator[Any]:
             if line.strip():
                 yield json.loads(line)
             line = file.readline(PEEK)
+
+
+def _check_delimiter(columns: Sequence[str], name: str) -> None:
+    """Raise InputError if the only column of a file is a header with another delimiter."""
+    if len(columns) == 1 and (others := [mark for mark in ";\t|," if mark in columns[0]]):
+        problem = f"has one column, {columns[0]!r}, because {others[0]!r} divides nothing in such a file"
+        raise InputError(problem, name, "divide columns by commas in a .csv, by tabs in a .tsv")
 
 
 def _first_line(file: Any) -> bytes:

@@ -14,7 +14,7 @@ from orchestrator.data.sources.arrow_files import label_names, schema_of
 from orchestrator.data.sources.dataset_card import Cards
 from orchestrator.data.sources.files import SourceFile
 from orchestrator.data.sources.kinds import Kind
-from orchestrator.launch.first_rows import USUAL, is_cut, row_files, rows_of
+from orchestrator.launch.first_rows import USUAL, is_cut, no_rows, row_files, rows_of, unreadable
 
 MOST = 100_000
 """Rows whose labels are counted at most."""
@@ -56,6 +56,9 @@ class Labelled:
         """Return the labels and their counts."""
         shown = ", ".join(f"{name} ({count:,})" for name, count in self.labels.items())
         begin = f"the first {self.rows:,} rows" if self.more else f"{self.rows:,} rows"
+        without = self.rows - sum(self.labels.values())
+        if without > 0 and self.objective == "sequence_classification":
+            shown += f"; without a label: {without:,}, which a run refuses"
         return f"{begin}; labels: {shown}" if shown else begin
 
 
@@ -78,7 +81,9 @@ def labelled_rows(
     sampled = list(islice(_read_rows(files, uris[0]), MOST + 1))
     rows = sampled[:MOST]
     more = len(sampled) > MOST or any(is_cut(*file) for file in files)
-    first = rows[0] if rows else {}
+    if not rows:
+        raise no_rows(uris[0])
+    first = rows[0]
     if label is not None and label not in first:
         problem = f"has no column {label}, only {', '.join(first)}"
         raise InputError(problem, uris[0], "name the column with the label")
@@ -91,7 +96,7 @@ def labelled_rows(
     if "start" in field:
         return Labelled("span_extraction", field, {}, len(rows), more)
     column = field["labels"] if "words" in field else field["label"]
-    values = [row.get(column) for row in rows if row.get(column) is not None]
+    values = [row[column] for row in rows if row.get(column) not in (None, "")]
     named = _names(files[0], field, column)
     objective = _objective(values, field, named)
     if objective == MULTI and not named and _is_multi_hot(values):
@@ -159,8 +164,7 @@ def _read_rows(files: Sequence[tuple[Any, str, Kind]], uri: str) -> Iterator[dic
         for file in files:
             yield from rows_of(*file)
     except (OSError, ValueError, csv.Error) as error:
-        problem = f"cannot be read ({' '.join(str(error).split())[:200]})"
-        raise InputError(problem, uri, "write the file again") from None
+        raise unreadable(error, uri, "cannot be read") from None
 
 
 def _field(row: Mapping[str, Any], reads_spans: bool, label_names: Sequence[str]) -> dict[str, str] | None:

@@ -67,7 +67,8 @@ def no_cluster(error: Exception, address: str | None) -> InputError:
 
     if isinstance(error, Connected):
         return InputError(str(error), "", "wait for it, call ray.shutdown(), or use another process")
-    hint = "give another --address, or start a cluster with `orchestrator cluster up --local 2`"
+    named = "another --address" if address else "--address"
+    hint = f"give {named}, or start a cluster with `orchestrator cluster up --local 2`"
     if isinstance(error, WrongToken):
         hint = "set RAY_AUTH_TOKEN, or RAY_AUTH_TOKEN_PATH, to the cluster's token"
     kind = Absent if isinstance(error, NoAddress) else InputError

@@ -78,7 +78,7 @@ def check_trial(
     chosen = {"accuracy", "zero_shot"} & {*chosen_by}
     if values is not None and chosen - values:
         problem = f"the loss of {workload.name} returns no value named {min(chosen - values)}"
-        raise InputError(problem, "workload.model", "return it, or choose by loss")
+        raise InputError(problem, "evaluate", f"return it, or leave out {min(chosen - values)}")
 
 
 def _measure_of(names: Sequence[str]) -> Callable[[Any, Batch], None]:

@@ -98,9 +98,10 @@ class WatchedRun:
             return _outcome(self.status) if self.status["summary"] or self.status["error"] else None
         except (RayActorError, GetTimeoutError) as error:
             self._request = None  # Ray may have restarted the controller, which then knows of no stop
-            if (outcome := self._outcome_on_disk()) is not None:
+            is_silent = time.monotonic() - self._answered_at > SILENCE
+            if (outcome := self._outcome_on_disk(is_complete=not is_silent)) is not None:
                 return outcome
-            if time.monotonic() - self._answered_at <= SILENCE:
+            if not is_silent:
                 return None
             folder = full_folder()
             why = (
@@ -140,9 +141,16 @@ class WatchedRun:
         line = f"stopped, and Ray's {process} with it: the newest commit is that of step {commit.step}"
         return RunOutcome(Outcome.STOPPED, None, line)
 
-    def _outcome_on_disk(self) -> RunOutcome | None:
-        """How the run has ended, if its controller wrote a summary since this object was made."""
+    def _outcome_on_disk(self, is_complete: bool = False) -> RunOutcome | None:
+        """How the run has ended, if its controller wrote a summary since this object was made.
+
+        Args:
+            is_complete: whether the summary must be the last one. A controller writes one before the report and what
+                MLflow lacks, and a busy machine lets it answer late meanwhile: the end of Ray would cut them off.
+        """
         summary = finished_summary(self._run_dir)
+        if is_complete and summary is not None and "tracking" not in summary:
+            return None
         if summary and (summary["ended"] or 0.0) > self._began:
             return _outcome_of(summary)
         return None

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import TracebackType
-from typing import IO, Any, get_args
+from typing import IO, TYPE_CHECKING, Any, get_args
 
 from orchestrator.config.loss_unit import loss_unit, read_unit
 from orchestrator.config.metric_names import Metric
 from orchestrator.config.records import worker_kind
-from orchestrator.observe.formatting import count, duration, head
+from orchestrator.observe.formatting import count, duration, head, work_text
 from orchestrator.observe.live import LiveScreen
 from orchestrator.storage.row_log import steps_text
+
+if TYPE_CHECKING:
+    from cluster.workers.gang import RankStatus
 
 LINE_SECONDS = 10.0
 _NAMED = frozenset({*get_args(Metric), "tokens"})
@@ -72,6 +76,19 @@ class ProgressDisplay:
                 print(line, file=self._stream, flush=True)
             except BrokenPipeError:  # the reader has closed the pipe, as `head` does; the run continues
                 self._how = "none"
+
+
+@contextlib.contextmanager
+def shown_work(phase: str) -> Iterator[Callable[[RankStatus], None]]:
+    """Show what one process does on standard error. Yields the function that takes its status."""
+    with ProgressDisplay() as progress:
+        yield lambda rank: progress.update(
+            {
+                "phase": phase,
+                "note": "" if rank.work else rank.activity,
+                "evaluation": work_text(rank.work) if rank.work else "",
+            }
+        )
 
 
 def final_table(summary: Mapping[str, Any], stream: IO[str] | None = None) -> None:
@@ -191,7 +208,7 @@ def _where_it_went(ledger: Mapping[str, Any]) -> str:
     wall = ledger.get("wall_seconds")
     seconds = ledger.get("seconds") or {}
     parts = [
-        f"{bucket.replace('_', ' ')} {duration(amount)}"
+        f"{bucket.replace('re_plan', 'replan').replace('_', ' ')} {duration(amount)}"
         for bucket, amount in seconds.items()
         if wall and amount >= wall / 100
     ]

@@ -5,7 +5,10 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from cluster.workers.worker_context import Work
 
 NAME_LENGTH = 50
 """Characters of a search's name in the names of its trials, which leave room for a number."""
@@ -27,6 +30,12 @@ def duration(seconds: float | None) -> str:
         return f"{seconds:.1f} s" if seconds < 10 else f"{seconds:.0f} s"
     minutes, rest = divmod(round(seconds), 60)
     return f"{minutes} min {rest:02d} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60:02d} min"
+
+
+def work_text(work: Work) -> str:
+    """Return how far the ranks' work between two steps is, and how long the rest takes."""
+    time_left = f", {duration(work.seconds_left)} left" if work.done else ""
+    return f"{work.name}: {work.done} of {work.of} {work.unit}{time_left}"
 
 
 def count(number: float | None) -> str:

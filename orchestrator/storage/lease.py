@@ -277,5 +277,5 @@ def _already_running(where: str) -> InputError:
     return InputError(
         "another controller is active for this run",
         where,
-        "press Ctrl-C in its terminal, or attach to it with --address",
+        f"`orchestrator attach {where}` follows it, and `orchestrator stop {where}` ends it",
     )

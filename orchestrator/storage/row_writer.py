@@ -104,7 +104,8 @@ class RowWriter:
             time.sleep(0.2)
             self.flush()
         if self.problem:
-            raise OSError(f"rows could not be written to {self._uri}: {self.problem}")
+            hint = "repair the storage, and the same command continues from the last checkpoint"
+            raise OSError(f"rows could not be written to {self._uri}: {self.problem}; {hint}")
 
     def newest(self) -> Iterator[Row]:
         """Yield the valid rows, waiting or stored, newest first, one for each step. Reads lazily."""

@@ -92,7 +92,10 @@ def unwritable(uri: str) -> str:
         folder = os.path.dirname(folder)
     if not os.path.isdir(folder):
         return os.strerror(errno.ENOTDIR)
-    return "" if os.access(folder, os.W_OK | os.X_OK) else os.strerror(errno.EACCES)
+    if os.access(folder, os.W_OK | os.X_OK):
+        return ""
+    is_read_only = os.statvfs(folder).f_flag & os.ST_RDONLY
+    return os.strerror(errno.EROFS if is_read_only else errno.EACCES)
 
 
 def is_path(uri: str) -> bool:

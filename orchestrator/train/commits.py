@@ -252,12 +252,15 @@ class Commits:
             agreed = agree(0, time.monotonic() > deadline, int(failed))
             late, failures = agreed.stop, agreed.failures
             if failures and not late:
+                if rank == 0:
+                    self._report_try(step, tries, round(patience / RETRY_EVERY))
                 time.sleep(RETRY_EVERY)
                 tries += 1
                 # Every try has its own attempt name, so that a late note of an earlier try is not mistaken for its own.
                 self._store = Store(self._store.uri, attempt=f"{tries}{self._task.token}")
                 self._saved, self._saver = -1, self._open_saver()
         self._context.set_waiting(False)
+        self._context.end_work()
         if failed:
             own_reason = self._latest[1] or f"it was not written within {FINISH_TIMEOUT:.0f} s"
             reason = "; ".join(
@@ -269,6 +272,16 @@ class Commits:
         if not failures:  # the commit has the steps whose rows wait for a snapshot
             self._complete = max(self._complete, step)
             self._context.release(step)
+
+    def _report_try(self, step: int, tries: int, most: int) -> None:
+        """Report that the last commit failed and is tried again, so that a stop does not seem stuck."""
+        if tries == 0:
+            reason = self._latest[1] or "it took too long"
+            self._context.begin_work(
+                f"the save at step {step} failed ({reason}) and is tried again", "tries", most
+            )
+        else:
+            self._context.progressed()
 
     def _open_saver(self) -> Saver:
         rank_info = self._context.rank_info

@@ -63,7 +63,7 @@ def line(progress: Mapping[str, Any]) -> str:
     if progress["failed"]:
         parts[0] += f" ({progress['failed']} failed)"
     if progress["running"]:
-        parts.append(f"{len(progress['running'])} running")
+        parts.append(f"{len(progress['running'])} running{'' if progress['steps'] else ', at their start'}")
     if best := progress["best"]:
         parts.append(f"best {best['value']:.4f} ({best['trial']}, step {best['step']})")
     parts.append(f"{progress['steps']} steps")

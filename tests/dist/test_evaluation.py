@@ -18,8 +18,8 @@ from orchestrator.config.outcome import Outcome
 from orchestrator.config.spec import parse
 from orchestrator.controller import decide
 from orchestrator.controller.controller import Controller
-from orchestrator.controller.status import work_text
 from orchestrator.evaluate.of_commit import evaluate_commit
+from orchestrator.observe.formatting import work_text
 from orchestrator.storage.run_directory import RunDir
 
 TOLERANCE = 1e-6
@@ -258,9 +258,9 @@ def test_a_stop_does_not_wait_for_an_evaluation_which_is_made_up_for(
 
 
 def test_a_commit_is_evaluated_afterwards_with_the_same_numbers(
-    quiet: Path, text: str, cache: Path, tmp_path: Path
+    quiet: Path, text: str, cache: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """In one process, whatever the run's layout was; text of its own is one more set."""
+    """In one process, whatever the run's layout was; text of its own is one more set. It says how far it is."""
     own = write_text(tmp_path / "own", 9_000)
     document = evaluated(text, sets={"own": {"sources": [{"uri": own}]}})
     document["data"]["cache"] = str(cache)
@@ -268,5 +268,6 @@ def test_a_commit_is_evaluated_afterwards_with_the_same_numbers(
     commit = Store(run.at("checkpoints")).manifest(12)
     sets = prepare_sets_here(spec, str(cache), commit.meta["data"])
     row = evaluate_commit(spec, run, commit, sets)
+    assert "evaluation of validation after step 12: " in capsys.readouterr().err
     assert (row["step"], row["sets"]["validation"]) == (12, of_sets(quiet)[-1]["validation"])
     assert row["sets"]["own"]["tokens"] > 1000

@@ -67,6 +67,10 @@ def test_the_text_is_that_of_the_command(run: Run, capsys: pytest.CaptureFixture
     assert run.generate([]) == []
     with pytest.raises(InputError):
         run.generate("x" * 5000, step=4)
+    with pytest.raises(InputError, match=r"^tokens: must be an integer of at least 1 \(got 0\)"):
+        run.generate(prompts, 0)
+    with pytest.raises(InputError, match=r"^temperature: must be a finite number of at least 0 \(got -1\)"):
+        run.generate(prompts, temperature=-1)
 
 
 def test_a_checkpoint_has_the_weights_for_an_own_loop(run: Run, place: Path) -> None:

@@ -40,8 +40,8 @@ def terraform(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Terraform]:
 
 
 @pytest.fixture(scope="module")
-def plan(terraform: Terraform) -> dict[str, dict[str, Any]]:
-    """What a first apply would make, by address, with a network and a role that may enter."""
+def document(terraform: Terraform) -> dict[str, Any]:
+    """The plan of a first apply, with a network and a role that may enter."""
     words = [
         "-var",
         'admin_cidrs=["203.0.113.0/24"]',
@@ -52,8 +52,14 @@ def plan(terraform: Terraform) -> dict[str, dict[str, Any]]:
     ]
     done = terraform("plan", "-no-color", "-input=false", "-out=plan", *words)
     assert done.returncode == 0, done.stdout + done.stderr
-    document = json.loads(terraform("show", "-json", "plan").stdout)
-    assert document["errored"] is False
+    result: dict[str, Any] = json.loads(terraform("show", "-json", "plan").stdout)
+    assert result["errored"] is False
+    return result
+
+
+@pytest.fixture(scope="module")
+def plan(document: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """What the apply would make, by address."""
     changes = document["resource_changes"]
     return {each["address"]: each["change"]["after"] for each in changes if each["mode"] == "managed"}
 
@@ -122,6 +128,29 @@ def test_heads_stay_and_spot_workers_are_kept_apart(plan: dict[str, dict[str, An
     }
     assert groups["aws_eks_node_group.head"]["instance_types"] == ["r6i.xlarge"]
     assert [group["scaling_config"][0]["min_size"] for group in groups.values()].count(0) == 4
+
+
+def test_heads_have_one_zone_as_the_disk_of_redis_has(document: dict[str, Any]) -> None:
+    resources = document["configuration"]["root_module"]["resources"]
+    (head,) = (each for each in resources if each["address"] == "aws_eks_node_group.head")
+    assert "local.zones[0]" in head["expressions"]["subnet_ids"]["references"]
+
+
+def test_the_autoscaler_may_change_the_groups_of_its_cluster_alone(
+    document: dict[str, Any], plan: dict[str, dict[str, Any]]
+) -> None:
+    bound = plan["aws_eks_pod_identity_association.autoscaler"]
+    assert (bound["namespace"], bound["service_account"]) == ("kube-system", "cluster-autoscaler")
+    command = document["planned_values"]["outputs"]["autoscaler"]["value"]
+    assert f"rbac.serviceAccount.name={bound['service_account']} " in command
+    assert f"--namespace {bound['namespace']} " in command
+    assert command.endswith("awsRegion=us-west-2 --set autoDiscovery.clusterName=training")
+    resources = document["configuration"]["root_module"]["resources"]
+    (policy,) = (each for each in resources if each["address"] == "data.aws_iam_policy_document.autoscaler")
+    reads, changes = policy["expressions"]["statement"]
+    assert all(":Describe" in name or ":Get" in name for name in reads["actions"]["constant_value"])
+    (condition,) = changes["condition"]
+    assert "var.name" in condition["variable"]["references"]
 
 
 def test_no_metadata_without_a_token_and_no_public_bucket(plan: dict[str, dict[str, Any]]) -> None:

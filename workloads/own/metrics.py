@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -24,6 +24,13 @@ def _given(output: Any) -> Any:
             "ELECTRA has two networks' logits, and an own metric is given those of one; leave it out"
         )
     return output.sentence if output.logits is None else output.logits
+
+
+def _shown(outputs: Any) -> str:
+    """Return what a metric gets as its output, for messages."""
+    if isinstance(outputs, Mapping):
+        return f"what loss(batch) returns besides the loss, by name: {', '.join(outputs) or 'nothing'}"
+    return f"a tensor of shape {tuple(outputs.shape)}"
 
 
 class OwnMetrics:
@@ -53,7 +60,7 @@ class OwnMetrics:
                 value = torch.as_tensor(function(outputs, batch)).float()
             except Exception as error:  # whatever the user's code raises
                 reason = " ".join(f"{type(error).__name__}: {error}".split())[:200]
-                raise WorkloadError(f"{name} failed ({reason}); fix it") from None
+                raise WorkloadError(f"{name} failed ({reason}); its output is {_shown(outputs)}") from None
             rows = sample_rows(batch)
             if value.shape != rows.shape:
                 raise WorkloadError(

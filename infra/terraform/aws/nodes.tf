@@ -20,12 +20,13 @@ resource "aws_launch_template" "node" {
   }
 }
 
-# Heads, Redis, MLflow and operators: what must not be taken away.
+# Heads, Redis, MLflow and operators: what must not be taken away. They have one zone, because a disk such as Redis's
+# cannot leave its zone: a node in another one would be of no use to it.
 resource "aws_eks_node_group" "head" {
   cluster_name    = aws_eks_cluster.this.name
   node_group_name = "head"
   node_role_arn   = aws_iam_role.node.arn
-  subnet_ids      = [for subnet in aws_subnet.private : subnet.id]
+  subnet_ids      = [aws_subnet.private[local.zones[0]].id]
   capacity_type   = "ON_DEMAND"
   instance_types  = var.head_types
   ami_type        = "AL2023_x86_64_STANDARD"

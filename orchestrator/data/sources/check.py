@@ -39,8 +39,9 @@ def check_sources(
     check_own_rows_have_place(data)
     files = sources.resolve(data.sources, on_error=data.on_error)
     size = sum(file.plain_size for file in files)
-    if objective in COLUMNS and not size:
-        raise InputError("all files are empty", "data.sources", "give files with rows")
+    if not size:
+        content = "rows" if objective in COLUMNS else "text"
+        raise InputError("all files are empty", "data.sources", f"give files with {content}")
     if objective not in COLUMNS and size < data.sequence_length:  # a record is a sample, however short
         problem = f"the corpus has {size} bytes, fewer than one sequence of {data.sequence_length} tokens"
         raise InputError(problem, "data.sources", "give more text or lower data.sequence_length")

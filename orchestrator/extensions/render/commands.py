@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import re
-import shlex
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -110,9 +109,7 @@ def kuberay(
         ask_server(files, check.kubeconfig)
     other = RAY_JOB if standing else RAY_CLUSTER
     rendered.write({**files, "kustomization.yaml": kustomization(list(files))}, to, replaces=other)
-    if to is not None:
-        asked = f"next: kubectl apply -k {shlex.quote(str(to))}"
-        print(f"{asked}; infra/README.md lists what the cluster needs first", file=sys.stderr)
+    rendered.say_next("kubectl apply -k", to, "infra/README.md lists what the cluster needs first")
     rendered.warn_of_local_paths(spec, RUNS_FOLDER if claim else "")
     rendered.warn_of_libraries(spec, runs)
     rendered.note(memory_note)
@@ -222,6 +219,7 @@ def _render_cloud(
         needs, memory_note = with_host_memory(spec, needs, machines.memory)
     region = dataclasses.replace(DEFAULT_REGIONS[kind], **{k: v for k, v in fields.items() if v is not None})
     rendered.write({"cluster.yaml": merged(document(kind, needs, region), added)}, render.to)
+    rendered.say_next("ray up", render.to and render.to / "cluster.yaml")
     rendered.warn_of_local_paths(spec)
     rendered.warn_of_libraries(spec)
     rendered.note(memory_note)
@@ -260,6 +258,7 @@ def local(
         raise InputError("an address is given twice", "--head-ip, --worker-ip", "give each machine once")
     cluster = document(needs, head_ip, tuple(worker_ip), ssh_user)
     rendered.write({"cluster.yaml": merged(cluster, read_overlay(overlay))}, to)
+    rendered.say_next("ray up", to and to / "cluster.yaml")
     rendered.warn_of_local_paths(spec)
     rendered.warn_of_libraries(spec)
 
@@ -313,6 +312,7 @@ def slurm(
     options = SlurmOptions(partition or "", account or "", time or "", notice, tuple(more or ()))
     text = batch_file(needs, options, command, manifests.MARK, sys.executable)
     manifests.write_text(f"{needs.name}.sbatch", text, to)
+    manifests.say_next("sbatch", to and to / f"{needs.name}.sbatch")
 
 
 @app.command()
@@ -371,6 +371,5 @@ def skypilot(
     manifests.warn_of_local_paths(spec)
     manifests.warn_of_libraries(spec, runs)
     manifests.note(memory_note)
-    if to is not None:
-        secret = f"--secret {TOKEN}=$(openssl rand -hex 32)"
-        manifests.note(f"start it by: sky jobs launch {secret} {needs.name}.sky.yaml")
+    command = f"sky jobs launch --secret {TOKEN}=$(openssl rand -hex 32)"
+    manifests.say_next(command, to and to / f"{needs.name}.sky.yaml")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -107,6 +108,13 @@ def note(text: str) -> None:
     """Print a note to standard error; nothing for an empty text."""
     if text:
         print(f"note: {text}", file=sys.stderr)
+
+
+def say_next(command: str, written: Path | None, remark: str = "") -> None:
+    """Print the command that takes what is written, and a remark, to standard error; nothing if no file is written."""
+    if written is not None:
+        more = f"; {remark}" if remark else ""
+        print(f"next: {command} {shlex.quote(str(written))}{more}", file=sys.stderr)
 
 
 def no_password(text: str, option: str) -> str:

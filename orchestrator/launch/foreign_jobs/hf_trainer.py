@@ -8,6 +8,7 @@ from typing import Any
 
 from orchestrator.config.errors import InputError
 from orchestrator.config.records import REWARDED
+from orchestrator.evaluate.config import metrics_of
 from orchestrator.launch.foreign_jobs.common import (
     HERE_ANYWAY,
     TrainerDefaults,
@@ -124,6 +125,27 @@ def _fill_evaluation(job: ForeignJob, objective: str) -> None:
         elif every < 1:  # a share of all steps
             every = max(1, every * steps)
         job.document["evaluate"] = {"every": int(min(every, steps))}
+        _keep_best(job, objective)
+
+
+def _keep_best(job: ForeignJob, objective: str) -> None:
+    """Keep the checkpoint that is best by the metric of the arguments, if they ask for it."""
+    arguments, evaluate, checkpoint = job.arguments, job.document["evaluate"], job.part("checkpoint")
+    metric = str(arguments.take("metric_for_best_model", default="loss")).removeprefix("eval_")
+    if not arguments.flag("load_best_model_at_end"):
+        return
+    arguments.drop("greater_is_better")  # each metric has its direction
+    if metric not in (known := metrics_of(objective)):
+        job.lines.append(f"checkpoint.keep_best: validation.loss; {metric} is not one of {', '.join(known)}")
+        metric = "loss"
+    if metric != "loss":
+        evaluate["metrics"] = ["loss", metric]
+    checkpoint["keep_best"] = f"validation.{metric}"
+    if checkpoint["every"] % evaluate["every"]:
+        checkpoint["every"] = evaluate["every"]
+        job.lines.append(
+            f"checkpoint.every: {evaluate['every']}, as evaluate.every, for checkpoint.keep_best"
+        )
 
 
 def _is_of_trl(job: ForeignJob) -> bool:

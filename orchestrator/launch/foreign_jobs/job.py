@@ -229,7 +229,7 @@ class ForeignJob:
             train["steps"] = max(1, math.ceil(packed * passes / batch))
             self.epoch_steps = max(1, math.ceil(packed / batch))
             self.lines.append(
-                f"train.steps: {train['steps']:,} = {passes:g} epochs of about {packed:,.1f} sequences "
+                f"train.steps: {train['steps']:,} = {_epochs(passes)} of about {packed:,.1f} sequences "
                 f"/ {batch} a step; a sequence packs rows into {length} tokens, and "
                 "`data inspect JOB` counts sequences"
             )
@@ -238,19 +238,19 @@ class ForeignJob:
             self.epoch_steps = max(1, math.ceil(self.rows / batch)) * uses
             again = f" x rollout.epochs {uses}" if uses > 1 else ""
             self.lines.append(
-                f"train.steps: {train['steps']:,} = {passes:g} epochs of {self.rows:,} rows / {batch} a step{again}"
+                f"train.steps: {train['steps']:,} = {_epochs(passes)} of {self.rows:,} rows / {batch} a step{again}"
             )
         else:
             train["steps"] = STEPS
             unit = "sequences" if length else "rows"
             self.lines.append(
                 f"train.steps: {STEPS:,}, because {self.uncounted[0] if self.uncounted else 'there are no rows'}; "
-                f"for {passes:g} epochs set it to {passes:g} x {unit} / {batch}"
+                f"for {_epochs(passes)} set it to {passes:g} x {unit} / {batch}"
             )
         if length and packed is None:
             self.lines.append(
                 f"data.sequence_length: rows shorter than {length} tokens are packed, so {train['steps']:,} steps "
-                f"may be more than {passes:g} epochs; `data inspect JOB` counts the sequences; set "
+                f"may be more than {_epochs(passes)}; `data inspect JOB` counts the sequences; set "
                 f"train.steps to {passes:g} x sequences / {batch}"
             )
 
@@ -351,6 +351,10 @@ class ForeignJob:
             "workers": {"min": min_workers, "max": max(min_workers, gpus, 2)},
             "per_worker": worker,
         }
+
+
+def _epochs(passes: float) -> str:
+    return f"{passes:g} epoch{'' if passes == 1 else 's'}"
 
 
 def _default_columns(objective: str) -> dict[str, str]:

@@ -18,8 +18,8 @@ from orchestrator.launch.foreign_jobs.torchtitan import torchtitan
 from orchestrator.launch.foreign_jobs.verl import verl
 
 
-def whose(arguments: Arguments) -> Any:
-    """Return the function that fills in a job from such keys. Raises InputError if no trainer has them."""
+def whose(arguments: Arguments, path: Path) -> Any:
+    """Return the function that fills in a job from the keys of a file. Raises InputError if no trainer has them."""
     if (
         "actor_rollout_ref" in arguments
         or "model.partial_pretrain" in arguments
@@ -41,7 +41,15 @@ def whose(arguments: Arguments) -> Any:
     ):
         return hf_trainer
     problem = "is not for a supported trainer: axolotl, torchtitan, TRL, Hugging Face's Trainer, verl"
-    raise InputError(problem, "--from", "write a job with `orchestrator init --data FILES --from-hf FOLDER`")
+    raise InputError(problem, str(path), "write a job with `orchestrator init --data FILES --from-hf FOLDER`")
+
+
+class _Plain(yaml.SafeDumper):
+    """Writes a value that occurs twice twice, and not as an anchor and its alias."""
+
+    def ignore_aliases(self, data: Any) -> bool:
+        """Return that no value becomes an alias."""
+        return True
 
 
 @dataclass(frozen=True)
@@ -64,7 +72,7 @@ class Translated:
         """Return the job file. Comments say what was assumed and which keys have no place."""
         notes = [*self.lines, *(f"{key}: {hint}" for key, hint in self.left)]
         head = f"# From {file}, a configuration of {self.trainer}. `orchestrator schema job` describes every key.\n"
-        body = yaml.safe_dump(self.document, sort_keys=False, allow_unicode=True, width=110)
+        body = yaml.dump(self.document, Dumper=_Plain, sort_keys=False, allow_unicode=True, width=110)
         return head + "".join(f"# {' '.join(line.split())}\n" for line in notes) + body
 
 
@@ -80,7 +88,7 @@ def translate(path: Path, name: str | None = None, asked: str | None = None) -> 
         InputError: the file is for no trainer, or its rows do not fit the objective.
     """
     arguments = read_foreign(path)
-    fill = whose(arguments)
+    fill = whose(arguments, path)
     if asked is not None:
         check_objective(asked)
         if fill is not hf_trainer:

@@ -65,6 +65,8 @@ def test_a_plan_is_frozen_and_can_be_compared(document: dict[str, Any]) -> None:
     assert isinstance(found, JobPlan)
     assert found == plan(Job(**document), machine="a100-80", workers=1)
     assert {found: 1}[found] == 1
+    assert repr(found).startswith(f"JobPlan({found.layout}, ")
+    assert "\n" not in repr(found)
     with pytest.raises(dataclasses.FrozenInstanceError):
         found.workers = 2  # type: ignore[misc]
 

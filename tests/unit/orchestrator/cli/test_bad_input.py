@@ -76,7 +76,7 @@ SOURCE = "data.sources=[{uri: %s}]"
         (["job.yaml", "--set", SOURCE % "noise"], ["noise: line 1, at byte", "is not UTF-8", "or set data.on_error"]),
         (["job.yaml", "--set", SOURCE % "lines.jsonl"], ["line 1, at byte 0: has no text 'text'"]),
         (["job.yaml", "--set", SOURCE % "nosuch://a/b.txt"], ["nosuch://a/b.txt: cannot be listed"]),
-        (["job.yaml", "--set", SOURCE % "empty.txt"], ["data.sources: the corpus has 0 bytes"]),
+        (["job.yaml", "--set", SOURCE % "empty.txt"], ["data.sources: all files are empty; give files with text"]),
         (["job.yaml", "--set", SOURCE % "short.txt"], ["has 9 bytes, fewer than one sequence of 32 tokens"]),
         (["job.yaml", "--set", "data.sequence_length=1000000"], ["fewer than one sequence of 1000000 tokens"]),
         (["job.yaml", "--set", "data.sequence_length=1024"], ["sequence_length 1024 exceeds", "changes.max_positions"]),
@@ -170,6 +170,8 @@ def test_a_run_that_is_not_there(command: Any, folder: Path, words: list[str], p
             [": is not a run directory: it holds ", "one that is new or empty"],
         ),
         (["data", "prepare", "nowhere.yaml"], ["there is no such job file"]),
+        (["data", "inspect", "nowhere.yaml"], ["nowhere.yaml: there is no such job file"]),
+        (["evaluate", "nowhere"], ["nowhere and ", "runs/nowhere: there is no run here"]),
     ],
 )
 def test_other_commands(command: Any, folder: Path, words: list[str], wanted: list[str]) -> None:

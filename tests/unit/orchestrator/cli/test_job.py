@@ -147,13 +147,22 @@ def test_init_finds_what_lies_deep_in_a_row(folder: Path, row: dict[str, Any], f
         ("rows.jsonl", "no row\n", "its first row cannot be read"),
         ("rows.parquet", "no table\n", "its first row cannot be read"),
         ("rows.jsonl", '{"messages": []}\n', "a tokenizer cannot be trained on records"),
+        ("rows.csv", "", "rows.csv: has no rows; give files with rows"),
+        ("rows.csv", "text,label\n", "rows.csv: has no rows; give files with rows"),
+        (
+            "rows.csv",
+            "text;label\na;b\n",
+            "rows.csv: has one column, 'text;label', because ';' divides nothing",
+        ),
+        ("rows.csv", b"text,label\ncaf\xe9,b\n", "it is not UTF-8); convert it, as in `iconv -f latin1"),
+        ("none.txt", "", "all files are empty; give files with text"),
     ],
 )
 def test_init_writes_no_job_for_data_that_cannot_be_used(
-    command: Any, folder: Path, name: str, text: str | None, says: str
+    command: Any, folder: Path, name: str, text: str | bytes | None, says: str
 ) -> None:
     if text is not None:
-        (folder / name).write_text(text)
+        (folder / name).write_bytes(text if isinstance(text, bytes) else text.encode())
     said = command("init", "mine.yaml", "--data", name)
     assert said.code == 2
     assert says in said.err

@@ -44,7 +44,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     [
         (
             ["submit", "job.yaml"],
-            "no address is given, and no local cluster is up; give another --address, or start a",
+            "no address is given, and no local cluster is up; give --address, or start a",
         ),
         (["list"], "no address is given, and no local cluster is up"),
         (["logs", "small"], "there is no run here"),

@@ -143,6 +143,11 @@ def test_a_run_that_another_continues_is_named(command: Any, folder: Path) -> No
     assert listed(command, folder)["small"]["referred"] == ["again refers to it"]
 
 
+def test_a_folder_without_runs_is_said_to_have_none(command: Any, tmp_path: Path) -> None:
+    said = command("runs", tmp_path)
+    assert (said.code, said.out) == (0, f"no run is in {tmp_path}\n")
+
+
 @pytest.mark.parametrize(
     ("words", "says"),
     [

@@ -47,7 +47,8 @@ def test_a_key_that_is_not_there_is_refused_with_those_that_are_like_it() -> Non
         ("reward_funcs", r"rewards, as in \[\{own: module:function"),
         ("num_generations", r"rollout\.group"),
         ("ppo", "not here, because no value network is trained"),
-        ("ptimize", "`orchestrator schema job` has all of them"),  # part of a word
+        ("optimzer", r"did you mean train\.optimizer\?"),
+        ("imize", "`orchestrator schema job` has all of them"),  # part of a word
     ],
 )
 def test_a_word_of_the_field_finds_what_it_means(word: str, hint: str) -> None:

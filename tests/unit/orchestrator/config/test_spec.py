@@ -104,6 +104,18 @@ def refusal(document: dict[str, Any]) -> str:
         ("seed", True, ["seed: should not be true or false"]),
         ("train.optimizer.lr", True, ["train.optimizer.lr: should not be true or false"]),
         ("name", 7, ["name: should be text, in quotes"]),
+        (
+            "evaluate",
+            {"every:3": None},
+            ["evaluate.every:3: unknown key; put a blank after the colon, as in {every: 3}"],
+        ),
+        ("notify", True, ["notify: must be a mapping of keys to values (got True); its keys: webhook, on"]),
+        ("limits.hours", "half", ["limits.hours: should be a number (got 'half')"]),
+        (
+            "train.optimizer.betas",
+            0.9,
+            ["train.optimizer.betas: should be a list (got 0.9); put it in brackets"],
+        ),
         ("data.sources.0.wieght", 2, ["data.sources.0.wieght: unknown key", "did you mean 'weight'?"]),
         ("data.tokenizer", {"train_bp": 512}, ["data.tokenizer.train_bp", "did you mean 'train_bpe'?"]),
         (

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from cluster.workers.worker_context import Work
-from orchestrator.controller.status import work_text
+from orchestrator.observe.formatting import work_text
 
 
 @pytest.mark.parametrize(

@@ -44,7 +44,7 @@ SHARE = {"share": 0.1}
         (with_({}, SHARE, stop_when={"metric": "wiki.loss"}), "name one of validation.loss, "),
         (
             with_({"metrics": ["loss"]}, SHARE, checkpoint={"keep_best": "validation.accuracy"}),
-            "checkpoint.keep_best validation.accuracy is not measured; name one of validation.loss",
+            "checkpoint.keep_best validation.accuracy is not measured; add it to evaluate.metrics, as in [loss, acc",
         ),
         (
             with_(

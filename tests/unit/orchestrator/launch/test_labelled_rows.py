@@ -142,6 +142,14 @@ def test_rows_that_do_not_fit_are_one_line(tmp_path: Path) -> None:
         of(tmp_path, ROWS, "token_classification")
 
 
+def test_rows_without_a_label_are_counted(tmp_path: Path) -> None:
+    path = tmp_path / "rows.csv"
+    path.write_text('text,label\n"a, ""b""\nc",good\nd,bad\ne,\nf\n')
+    found = labelled_rows([str(path)], None, reads_spans=False)
+    assert found is not None
+    assert found.line == "4 rows; labels: bad (1), good (1); without a label: 2, which a run refuses"
+
+
 def test_a_folder_of_saved_conversations_is_seen(tmp_path: Path) -> None:
     talk = [{"role": "user", "content": "a?"}, {"role": "assistant", "content": "b"}]
     Dataset.from_list([{"messages": talk}] * 3).save_to_disk(str(tmp_path / "saved"))

@@ -426,7 +426,7 @@ def test_the_planner_offers_no_engine_that_own_models_have_not(here: Path) -> No
 def test_a_metric_that_fails_is_refused(here: Path) -> None:
     document = job().model_dump(mode="json", exclude_defaults=True)
     document["data"]["validation"] = {"share": 0.4}
-    wanted = "evaluate.metrics: own_things:fails failed (KeyError: 'no such'); fix it"
+    wanted = "evaluate.metrics: own_things:fails failed (KeyError: 'no such'); its output is "
     assert wanted in refusal(parse(document | {"evaluate": {"metrics": ["loss", "own_things:fails"]}}))
 
 

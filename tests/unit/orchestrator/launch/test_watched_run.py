@@ -7,6 +7,7 @@ import signal
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -137,6 +138,28 @@ def test_a_summary_of_a_controller_that_is_gone_is_read_the_same(
     ended = watched._outcome_on_disk()
     assert ended is not None
     assert ended.outcome == outcome
+
+
+def test_a_controller_that_answers_late_may_still_write_the_report(
+    run_dir: RunDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first summary stands on disk before the report does, and Ray must live until the report is written."""
+    import ray
+    from ray.exceptions import GetTimeoutError
+
+    def get(request: Any, timeout: float) -> Any:
+        raise GetTimeoutError
+
+    monkeypatch.setattr(ray, "get", get)
+    run = runs.WatchedRun(SimpleNamespace(status=SimpleNamespace(remote=lambda: None)), run_dir)
+    summary = {"state": "done", "reason": "why", "commit": 4, "ended": time.time() + 1}
+    run_dir.write_json("summary.json", summary)
+    assert run.look() is None
+    run_dir.write_json("summary.json", summary | {"tracking": {}})
+    assert run.look() == RunOutcome(Outcome.DONE, summary | {"tracking": {}}, "why")
+    run_dir.write_json("summary.json", summary)
+    run._answered_at -= runs.SILENCE
+    assert run.look() == RunOutcome(Outcome.DONE, summary, "why")
 
 
 class Scripted:

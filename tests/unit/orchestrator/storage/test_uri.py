@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from orchestrator.config.paths import absolute
 from orchestrator.storage.run_directory import RunDir
-from orchestrator.storage.uri import check_uri, is_local
+from orchestrator.storage.uri import check_uri, is_local, unwritable
 
 
 @pytest.mark.parametrize(
@@ -35,3 +37,13 @@ def test_a_run_whose_name_has_two_colons_is_itself(tmp_path: Path, monkeypatch: 
     run.write_json("summary.json", {})
     assert (Path(place) / "summary.json").is_file()
     assert list((tmp_path / "runs" / "c").iterdir()) == []
+
+
+def test_why_a_folder_cannot_be_written_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").touch()
+    assert unwritable(str(tmp_path / "new/run")) == ""
+    assert unwritable(str(tmp_path / "file/run")) == "Not a directory"
+    monkeypatch.setattr(os, "access", lambda path, mode: False)
+    assert unwritable(str(tmp_path / "new/run")) == "Permission denied"
+    monkeypatch.setattr(os, "statvfs", lambda path: SimpleNamespace(f_flag=os.ST_RDONLY))
+    assert unwritable(str(tmp_path / "new/run")) == "Read-only file system"

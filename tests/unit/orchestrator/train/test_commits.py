@@ -53,6 +53,52 @@ def test_memory_is_reserved_for_what_later_steps_save_too(
     assert prepared == ["weights", "answers"]
 
 
+def context_of(rank: int, **more: Any) -> SimpleNamespace:
+    return SimpleNamespace(
+        rank_info=SimpleNamespace(rank=rank), set_waiting=lambda on: None, end_work=lambda: None, **more
+    )
+
+
+def test_a_last_commit_that_is_tried_again_says_why_and_how_often(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Writer:
+        failed_step = -1
+
+        def close(self, timeout: float) -> list[Any]:
+            return []
+
+        def tell_failed(self, steps: Any) -> None:
+            pass
+
+    def opened() -> Any:
+        tries.append("again")
+        if len(tries) == 3:
+            found._latest = (900, "")
+        return Writer()
+
+    tries: list[Any] = []
+    monkeypatch.setattr(module, "gather_json", lambda told: [told])
+    monkeypatch.setattr(module, "agree", lambda *told, **_: SimpleNamespace(stop=False, failures=told[2]))
+    monkeypatch.setattr(module, "RETRY_EVERY", 0.01)
+    monkeypatch.setattr(module, "FINISH_TIMEOUT", 1.0)
+    found = commits(tmp_path)
+    found._context = context_of(  # type: ignore[assignment]
+        0, begin_work=lambda *work: tries.append(work), progressed=lambda: None, release=lambda step: None
+    )
+    found._task = SimpleNamespace(restore=None, token="x")  # type: ignore[assignment]
+    found._saved, found._saver, found._latest = 900, Writer(), (900, "the disk is full")  # type: ignore[assignment]
+    found._complete = 898
+    monkeypatch.setattr(found, "_open_saver", opened)
+    monkeypatch.setattr(found, "_save", lambda *args, **options: None)
+    found.finish({"step": 900})
+    assert tries == [
+        ("the save at step 900 failed (the disk is full) and is tried again", "tries", 100),
+        "again",
+        "again",
+    ]
+
+
 @pytest.mark.parametrize("rank", [0, 1])
 def test_of_the_last_commit_rank_0_hears_from_the_others_before_it_waits_for_them(
     rank: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -80,7 +126,7 @@ def test_of_the_last_commit_rank_0_hears_from_the_others_before_it_waits_for_the
     monkeypatch.setattr(module, "gather_json", gathered)
     monkeypatch.setattr(module, "agree", lambda *told, **_: done.append(told[2]) or agreed)
     found = commits(tmp_path)
-    found._context = SimpleNamespace(rank_info=SimpleNamespace(rank=rank), set_waiting=lambda on: None)  # type: ignore[assignment]
+    found._context = context_of(rank)  # type: ignore[assignment]
     found._task = SimpleNamespace(restore=None)  # type: ignore[assignment]
     found._saved, found._saver, found._latest = 900, Writer(), (900, "it fails")  # type: ignore[assignment]
     if rank == 0:
@@ -110,9 +156,7 @@ def test_the_last_commit_releases_the_rows_that_wait_for_a_snapshot(
     monkeypatch.setattr(module, "gather_json", lambda told: [told])
     monkeypatch.setattr(module, "agree", lambda *told, **_: SimpleNamespace(stop=False, failures=told[2]))
     found = commits(tmp_path)
-    found._context = SimpleNamespace(  # type: ignore[assignment]
-        rank_info=SimpleNamespace(rank=0), set_waiting=lambda on: None, release=released.append
-    )
+    found._context = context_of(0, release=released.append)  # type: ignore[assignment]
     found._task = SimpleNamespace(restore=None)  # type: ignore[assignment]
     found._saved, found._saver, found._latest = 900, Writer(), (900, "")  # type: ignore[assignment]
     found._last_snapshot, found._complete = 900, 898

@@ -1,5 +1,6 @@
 """cluster render, as a user calls it: files or a stream, one line for wrong input, never a secret."""
 
+import re
 import sys
 from pathlib import Path
 
@@ -33,7 +34,9 @@ def test_to_a_folder_and_to_a_stream(
 ) -> None:
     assert code_of(target, job, *TARGETS[target], "--to", tmp_path / "out") == 0
     files = {p.name: yaml.safe_load(p.read_text()) for p in (tmp_path / "out").iterdir()}
-    assert f"written to {tmp_path / 'out'}" in capsys.readouterr().out
+    said = capsys.readouterr()
+    assert f"written to {tmp_path / 'out'}" in said.out
+    assert re.search(rf"^next: \S.* {re.escape(str(tmp_path / 'out'))}", said.err, re.M)
     assert code_of(target, job, *TARGETS[target]) == 0
     text = capsys.readouterr().out
     files.pop("kustomization.yaml", None)

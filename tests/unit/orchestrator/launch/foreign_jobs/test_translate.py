@@ -95,7 +95,8 @@ python3 -m verl.trainer.main_ppo \\
     data.train_batch_size=8 data.max_prompt_length=$prompt data.max_response_length=$((prompt * 2)) \\
     actor_rollout_ref.model.path=ORG/Small actor_rollout_ref.actor.optim.lr=1e-6 \\
     actor_rollout_ref.actor.use_kl_loss=True actor_rollout_ref.actor.kl_loss_coef=0.002 \\
-    actor_rollout_ref.rollout.n=4 actor_rollout_ref.rollout.name=vllm trainer.total_epochs=2 trainer.save_freq=5
+    actor_rollout_ref.rollout.n=4 actor_rollout_ref.rollout.name=vllm trainer.total_epochs=2 trainer.save_freq=5 \\
+    trainer.n_gpus_per_node=8
 """
 
 
@@ -186,7 +187,8 @@ def test_verl() -> None:
     assert job["rollout"] == {"group": 4, "max_tokens": 128, "temperature": 1.0}
     assert job["data"]["sources"][0]["field"] == {"prompt": "prompt", "answer": "reward_model.ground_truth"}
     assert (job["train"]["global_batch"], job["train"]["steps"], job["checkpoint"]["every"]) == (32, 10, 5)
-    assert dict(found.left)["actor_rollout_ref.rollout.name"]
+    assert dict(found.left)["actor_rollout_ref.rollout.name"] == "rollout.engine: vllm, with rollout.workers"
+    assert dict(found.left)["trainer.n_gpus_per_node"].startswith("resources.workers ")
 
 
 def test_several_updates_of_verl_and_trl_on_the_same_answers() -> None:
@@ -336,6 +338,20 @@ def test_evaluations_read_the_file_that_is_named_once_an_epoch() -> None:
     field = {"text": "body", "label": "mood"}
     assert found.document["data"]["validation"] == {"sources": [{"uri": "held.jsonl", "field": field}]}
     assert (found.document["train"]["steps"], found.document["evaluate"]) == (10, {"every": 5})
+    text = found.text("epochs.json")
+    assert text.count("label: mood") == 2
+    assert "&id" not in text
+    best = more | {"load_best_model_at_end": True, "metric_for_best_model": "eval_f1", "save_steps": 7}
+    Path("best.json").write_text(json.dumps(keys | best))
+    found = translate(Path("best.json"))
+    assert found.document["evaluate"] == {"every": 5, "metrics": ["loss", "f1"]}
+    assert found.document["checkpoint"] == {
+        "every": 5,
+        "keep": 3,
+        "export": "hf",
+        "keep_best": "validation.f1",
+    }
+    assert found.left == ()
     once = {"do_eval": True, "num_train_epochs": 2}  # the Trainer evaluates after training then
     Path("once.json").write_text(json.dumps(keys | once))
     assert translate(Path("once.json")).document["evaluate"] == {"every": 10}
@@ -356,7 +372,7 @@ def test_what_is_not_here_is_to_be_downloaded() -> None:
 @pytest.mark.parametrize(
     ("name", "text", "wanted"),
     [
-        ("a.yaml", "optimizer: adam\n", "is not for a supported trainer: axolotl"),
+        ("a.yaml", "optimizer: adam\n", "a.yaml: is not for a supported trainer: axolotl"),
         ("a.yaml", "- a\n", "has no keys"),
         ("a.py", "TrainingArguments(learning_rate=1e-5)\n", "is a Python file, and no code is run"),
         (
@@ -448,7 +464,7 @@ def test_steps_of_rows_that_cannot_be_known_say_so() -> None:
     Path("corpus.jsonl").write_text('{"text": "short"}\n' * 30)
     found = clm(train_file="corpus.jsonl", model_name_or_path="ORG/Other", num_train_epochs=1)
     assert found.document["train"]["steps"] == 10
-    assert any("10 steps may be more than 1 epochs" in line for line in found.lines)
+    assert any("10 steps may be more than 1 epoch;" in line for line in found.lines)
     found = clm(train_file="none.jsonl", num_train_epochs=1)
     assert any("1,000, because none.jsonl is not here" in line for line in found.lines)
 

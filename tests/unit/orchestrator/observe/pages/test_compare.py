@@ -21,7 +21,7 @@ from orchestrator.checkpoint.commit_store import Store
 from orchestrator.checkpoint.identity import read_job
 from orchestrator.checkpoint.shard import RawPiece
 from orchestrator.config.errors import InputError
-from orchestrator.config.spec import dump
+from orchestrator.config.spec import dump, parse
 from orchestrator.observe.pages import compare, runs_page
 from orchestrator.storage.process_identity import process_identity
 from orchestrator.storage.run_directory import RunDir
@@ -46,6 +46,14 @@ def test_numbers_and_differences(two: list[RunDir]) -> None:
     assert differences["train.optimizer.lr"] == ["0.003", "0.5"]
     assert differences["train.optimizer.warmup"] == ["2", "0"]
     assert {key.split(".")[0] for key in differences} == {"train"}, "the name is no difference"
+
+
+def test_how_a_search_varies_a_job_is_no_difference_of_its_run(two: list[RunDir]) -> None:
+    spec = read_job(two[0])
+    assert spec is not None
+    tuned = parse(spec.model_dump(mode="json") | {"tune": {"space": {"seed": {"choice": [1, 2]}}, "trials": 2}})
+    two[0].write_text("job.yaml", dump(tuned))
+    assert {key.split(".")[0] for key, _ in compare.differences(compare.compared(two))} == {"train"}
 
 
 def test_a_curve_of_fewer_steps_than_cells_has_no_gaps() -> None:
