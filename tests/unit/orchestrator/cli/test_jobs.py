@@ -474,5 +474,5 @@ def test_what_a_run_would_refuse_is_refused_before_it_is_queued(
     assert command("submit", "chain.yaml").code == 0, "its text is not here"
     (folder / "corpus.txt").write_text("some text\n" * 100)
     said = command("submit", "chain.yaml")
-    assert (said.code, sent) == (2, ["small", "chain"])
+    assert (said.code, sent) == (2, ["small", "chain"]), said
     assert "stages.two" in said.err
