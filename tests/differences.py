@@ -266,6 +266,17 @@ TOPICS: dict[str, tuple[Difference, ...]] = {
             "`moe.auxiliary` weighs each layer's own loss, which is 1 there. Folders are converted both ways.",
             (f"{ROUTERS}::test_all_layers_together_weigh_what_they_do_in_transformers",),
         ),
+        Difference(
+            "torch",
+            "`FlopCounterMode` counts no product of the experts in transformers' mixtures of experts, so an MFU that "
+            "is computed from it is too low.",
+            "findings/experts_multiply_nothing.sh",
+            "FLOPs follow from the model's sizes, with the experts that a token chooses.",
+            (
+                "unit/workloads/model/test_count.py::test_flops_are_those_of_transformers_class",
+                "unit/workloads/hf/as_they_are/test_hf_class.py::test_flops_are_counted_without_data",
+            ),
+        ),
     ),
     "Optimizers and schedules": (
         Difference(
@@ -721,7 +732,11 @@ TOPICS: dict[str, tuple[Difference, ...]] = {
             "the loss.",
             "findings/on_policy_kl_gradient.sh",
             "The same default and the same gradient; `use_bias_correction_kl: false` turns it off.",
-            (f"{REWARDED}::test_loss_and_gradient_are_those_of_trl",),
+            (
+                f"{REWARDED}::test_loss_and_gradient_are_those_of_trl",
+                "unit/workloads/objectives/test_rewarded.py"
+                "::test_the_gradient_of_each_estimate_is_that_of_its_divergence",
+            ),
         ),
         Difference(
             "trl",

@@ -107,7 +107,7 @@ def submit(
         InputError: the job is wrong, no cluster answers, or the job already runs with another file.
     """
     from orchestrator.launch import submission
-    from orchestrator.launch.offline_checks import check_submitted
+    from orchestrator.launch.offline_checks import SubmittedJob
 
     _check(job, until, priority)
     directory = run_directory(job.name, run_dir)
@@ -119,7 +119,7 @@ def submit(
         environment = submission.sent_along(folder, exclude, "working_dir")
     command = submission.entrypoint(job.name, job.spec.document(), directory, until, priority)
     jobs = submission.jobs_at(address)
-    check_submitted(job.spec, directory, until)
+    SubmittedJob(job.spec).check(directory, until)
     submitted, _ = submission.submit(
         jobs, job.name, command, run=directory, priority=priority, runtime_env=environment
     )

@@ -17,7 +17,7 @@ from orchestrator.config.errors import InputError, Problems
 from orchestrator.launch.init_checks import check_base, check_continues
 from orchestrator.launch.job_checks import JobChecks, check_job
 from orchestrator.launch.machine_checks import check_machine
-from orchestrator.launch.offline_checks import has_all
+from orchestrator.launch.offline_checks import SubmittedJob
 from orchestrator.launch.path_checks import check_all_uris
 from orchestrator.launch.worker import worker_at
 from orchestrator.models.base import INIT
@@ -51,7 +51,7 @@ def check_submitted_chain(chain: ChainSpec, root: RunDir, address: str | None) -
     if not all(map(is_local, filter(None, [root.uri, *uris]))):
         return
     made = tuple(folder for stage in stages.values() for folder in (stage.run.uri, export_of(stage)))
-    if all(has_all(stage.job, made) for stage in stages.values()):
+    if all(SubmittedJob(stage.job, made).is_here for stage in stages.values()):
         check_chain(chain, stages, root, address or "auto", lambda *_: BOUNDLESS)
 
 

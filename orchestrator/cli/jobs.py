@@ -78,7 +78,7 @@ def submit(
     from orchestrator.config.chain import ChainSpec
     from orchestrator.config.packages import PACKAGES
     from orchestrator.launch import submission
-    from orchestrator.launch.offline_checks import check_submitted
+    from orchestrator.launch.offline_checks import SubmittedJob
 
     if working_dir is not None and package:
         raise InputError(
@@ -101,7 +101,7 @@ def submit(
     if isinstance(spec, ChainSpec):
         check_submitted_chain(spec, run, address)
     else:
-        check_submitted(spec, run, until)
+        SubmittedJob(spec).check(run, until)
     try:
         submitted, new = submission.submit(
             jobs, spec.name, command, run=run, priority=priority, runtime_env=environment

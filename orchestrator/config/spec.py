@@ -15,6 +15,7 @@ from pydantic import Field, model_validator
 from orchestrator.checkpoint.config import CheckpointSpec, RunIdentity
 from orchestrator.config.document import read_document, validated, write_yaml
 from orchestrator.config.inputs import Changes, Input
+from orchestrator.config.records import COLUMNS
 from orchestrator.config.resources import ResourceSpec, Workers
 from orchestrator.config.strict import Count, StrictModel
 from orchestrator.config.workload import WorkloadSpec
@@ -225,6 +226,12 @@ class JobSpec(StrictModel):
     def searches_layout(self) -> bool:
         """Whether the layout, or what of it is not pinned, is chosen by the planner."""
         return self.parallel == "auto" or self.parallel.is_partial
+
+    @property
+    def has_varied_rows(self) -> bool:
+        """Whether rows may be shorter than `data.sequence_length`, as far as the job file says: each is a record."""
+        is_record = self.workload.objective in COLUMNS and self.rollout is None
+        return is_record and not self.train.keeps_row_length
 
     @property
     def reads_base(self) -> bool:

@@ -64,6 +64,8 @@ def needed_libraries(spec: JobSpec) -> Iterator[Need]:
     yield from _export_libraries(spec.checkpoint.export)
     if spec.workload.adapter and spec.workload.adapter.quantize != "none":
         yield Need("workload.adapter.quantize", "bitsandbytes", "qlora")
+    if spec.rollout is not None and spec.rollout.engine == "vllm":
+        yield Need("rollout.engine vllm", "vllm", "vllm")
     if spec.tracking:
         yield Need("tracking", "mlflow")
     if spec.sinks is not None:

@@ -16,21 +16,10 @@ from orchestrator.storage.uri import is_local, local_path
 
 def read_paths(spec: JobSpec) -> list[str]:
     """Return every path and URI that workers or the controller read. Each worker must have those that are local."""
-    notices = spec.resources.notices
-    read = [notices] if notices and notices not in ("aws", "gcp", "azure") else []
-    return [*text_paths(spec), *checked_paths(spec), *read]
-
-
-def text_paths(spec: JobSpec) -> list[str]:
-    """Return every path and URI of the job's texts."""
-    return [uri for _, source in spec.every_source for uri in source.uris]
-
-
-def checked_paths(spec: JobSpec) -> list[str]:
-    """Return every other path and URI that is read before a run starts, to check the job."""
     tokenizer, workload = spec.data.tokenizer, spec.workload
-    template = spec.data.chat_template
-    paths = [*spec.evaluate.tasks] if spec.evaluate else []
+    template, notices = spec.data.chat_template, spec.resources.notices
+    paths = [uri for _, source in spec.every_source for uri in source.uris]
+    paths += spec.evaluate.tasks if spec.evaluate else []
     paths += [tokenizer] if isinstance(tokenizer, str) else []
     paths += [template] if template and not template.startswith(SHIPPED) else []
     paths += [workload.model.removeprefix("hf:")] if workload.model.startswith("hf:") else []
@@ -38,6 +27,7 @@ def checked_paths(spec: JobSpec) -> list[str]:
     runs += [spec.distill.teacher.removeprefix("hf:")] if spec.distill else []
     runs += [spec.train.continue_from.run] if spec.train.continue_from else []
     paths += [split_tag(run)[0] for run in runs if run]
+    paths += [notices] if notices and notices not in ("aws", "gcp", "azure") else []
     return paths + ([spec.limits.prices] if spec.limits.prices else [])
 
 

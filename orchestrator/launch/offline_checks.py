@@ -19,7 +19,7 @@ from orchestrator.launch.finished import PastRun
 from orchestrator.launch.init_checks import check_begins
 from orchestrator.launch.job_checks import check_job, check_layouts, check_objective_of, check_workload
 from orchestrator.launch.job_needs import needed_libraries
-from orchestrator.launch.job_paths import checked_paths, is_here, text_paths
+from orchestrator.launch.job_paths import is_here, read_paths
 from orchestrator.launch.machine_checks import check_memory
 from orchestrator.launch.path_checks import check_uris
 from orchestrator.launch.preflight import check_until
@@ -57,87 +57,92 @@ def check_on_paper(spec: JobSpec) -> tuple[ResolvedJob, list[str]]:
     return job, assumed
 
 
-def check_submitted(spec: JobSpec, run: RunDir, until: int | None) -> None:
-    """Check a job that a cluster will run, by those checks of its run that do not depend on the machine. Starts and
-    writes nothing.
+class SubmittedJob:
+    """A job that a cluster will run, checked as far as this machine can tell.
 
     No store is asked. Files, code and libraries that this machine lacks are left to the run, because the cluster may
     have them. A path that exists here counts as the cluster's.
-
-    Args:
-        spec: the job.
-        run: its run directory.
-        until: the step at which it is to stop; None for none.
-
-    Raises:
-        InputError: with all problems.
     """
-    problems = Problems()
-    is_complete = has_parts(spec)
-    has_run = run.local and not run.is_gone()
-    begun = BegunJob(spec, begins=not has_run)
-    if has_run:
+
+    def __init__(self, job: JobSpec, made: tuple[str, ...] = ()) -> None:
+        """`made` are folders that need not be here, because others make them first."""
+        self._job = job
+        self._made = made
+        self._texts = [uri for _, source in job.every_source for uri in source.uris]
+
+    def check(self, run: RunDir, until: int | None) -> None:
+        """Run those checks of the job's run that do not depend on the machine. Starts and writes nothing.
+
+        Args:
+            run: its run directory.
+            until: the step at which it is to stop; None for none.
+
+        Raises:
+            InputError: with all problems.
+        """
+        job = self._job
+        problems = Problems()
+        has_parts = self._has_parts()
+        has_run = run.local and not run.is_gone()
+        begun = BegunJob(job, begins=not has_run)
+        if has_run:
+            with problems.noted():
+                run.check_ours()
+                if not has_parts or not is_local(data_cache(job.data, run)):
+                    extension_of(job.identity(), run, Store(run.commits).latest(deep=False))
+                elif PastRun(job, run).done():
+                    return  # nothing is left to do, whatever the job names
+                else:
+                    begun = in_its_run(job, run)
         with problems.noted():
-            run.check_ours()
-            if not is_complete or not is_local(data_cache(spec.data, run)):
-                extension_of(spec.identity(), run, Store(run.commits).latest(deep=False))
-            elif PastRun(spec, run).done():
-                return  # nothing is left to do, whatever the job names
+            check_until(until, job.train)
+        machine_of = worker_named(job.resources)
+        resolved: ResolvedJob | None = None
+        with problems.noted():
+            if has_parts:
+                check_uris(job.data, job.checkpoint.export_to, job.every_source, run)
+                resolved = self._checked(begun, machine_of or (lambda *_: BOUNDLESS))
+                if not problems:
+                    check_begins(resolved, run, begun.commit)
             else:
-                begun = in_its_run(spec, run)
-    with problems.noted():
-        check_until(until, spec.train)
-    machine_of = worker_named(spec.resources)
-    job: ResolvedJob | None = None
-    with problems.noted():
-        if is_complete:
-            check_uris(spec.data, spec.checkpoint.export_to, spec.every_source, run)
-            job = _checked(begun, machine_of or (lambda *_: BOUNDLESS))
-            if not problems:
-                check_begins(job, run, begun.commit)
-        else:
-            with contextlib.suppress(InputError):
-                job = resolve(spec)
-    problems.raise_noted()
-    if job is not None and machine_of is not None and spec.resources.must_fit:
-        job = in_chosen_precision(job, machine_of)
-        # The run itself checks rollout workers: only it knows whether it has a commit, and must go on.
-        check_memory(job, machine_of(job.spec.resources, job.spec.train.dtype), resumes=True)
+                with contextlib.suppress(InputError):
+                    resolved = resolve(job)
+        problems.raise_noted()
+        if resolved is not None and machine_of is not None and job.resources.must_fit:
+            resolved = in_chosen_precision(resolved, machine_of)
+            machine = machine_of(resolved.spec.resources, resolved.spec.train.dtype)
+            # The run itself checks rollout workers: only it knows whether it has a commit, and must go on.
+            check_memory(resolved, machine, resumes=True)
 
+    @property
+    def is_here(self) -> bool:
+        """Whether this machine has all that the checks of the job read, import or call."""
+        return self._has_parts() and all(map(is_here, self._texts))
 
-def _checked(begun: BegunJob, machine_of: MachineOf) -> ResolvedJob:
-    """Check a job of which this machine lacks the text at most, and return it, resolved."""
-    spec = begun.spec
-    if all(map(is_here, text_paths(spec))):
-        return check_job(
-            spec,
-            begun.prepared,
-            machine_of=machine_of,
-            folder_config=begun.folder_config,
-            begins=begun.begins,
+    def _checked(self, begun: BegunJob, machine_of: MachineOf) -> ResolvedJob:
+        """Check a job of which this machine lacks the text at most, and return it, resolved."""
+        if all(map(is_here, self._texts)):
+            return check_job(
+                begun.spec,
+                begun.prepared,
+                machine_of=machine_of,
+                folder_config=begun.folder_config,
+                begins=begun.begins,
+            )
+        resolved = in_chosen_precision(check_on_paper(begun.spec)[0], machine_of)
+        check_layouts(resolved)
+        return resolved
+
+    def _has_parts(self) -> bool:
+        """Return whether this machine has all that the checks of the job read, import or call, its text aside."""
+        job = self._job
+        elsewhere = {*self._texts, job.resources.notices}
+        paths = [path for path in read_paths(job) if path not in elsewhere]
+        return (
+            all(path.startswith(self._made) or is_here(path) for path in paths)
+            and all(need.finding.verdict == "ok" for need in needed_libraries(job))
+            and all(map(_is_importable, (*job.own_code, *cleaning_functions(job.data.clean))))
         )
-    job = in_chosen_precision(check_on_paper(spec)[0], machine_of)
-    check_layouts(job)
-    return job
-
-
-def has_all(spec: JobSpec, made: tuple[str, ...] = ()) -> bool:
-    """Return whether this machine has all that the checks of a job read, import or call.
-
-    Args:
-        spec: the job.
-        made: folders that need not be here, because others make them first.
-    """
-    return has_parts(spec, made) and all(map(is_here, text_paths(spec)))
-
-
-def has_parts(spec: JobSpec, made: tuple[str, ...] = ()) -> bool:
-    """As `has_all`, except for the text."""
-    return (
-        all(path.startswith(made) or is_here(path) for path in checked_paths(spec))
-        and all(need.finding.verdict == "ok" for need in needed_libraries(spec))
-        and all(map(_is_importable, (*spec.own_code, *cleaning_functions(spec.data.clean))))
-    )
 
 
 def _is_importable(reference: str) -> bool:

@@ -25,7 +25,7 @@ from orchestrator.planner.splits import RolloutPlan, plan_rollouts
 from orchestrator.planner.trace.layout_memory import TracedMemory, plan_with_traces
 from orchestrator.resolve.precision import as_its_run, choice_of, in_chosen_precision
 from orchestrator.resolve.resolved_job import ResolvedJob
-from orchestrator.resolve.training_inputs import varies, with_prepared_rows
+from orchestrator.resolve.training_inputs import with_prepared_rows
 from orchestrator.storage.run_directory import RunDir
 from orchestrator.storage.uri import is_local
 from orchestrator.train.config import TrainSpec
@@ -215,7 +215,7 @@ def _planned(train: TrainSpec, job: ResolvedJob, machine: Machine, must_fit: boo
 
 def _assumed_rows(job: ResolvedJob) -> tuple[str, ...]:
     """Return a line if rows may be shorter than planned, because the lengths of the samples are not known yet."""
-    if not varies(job.spec) or job.shape.row_tokens:
+    if not job.spec.has_varied_rows or job.shape.row_tokens:
         return ()
     length = job.spec.data.sequence_length
     return (f"every row has {length} tokens: the data is not prepared yet, and shorter rows take less time",)

@@ -135,6 +135,14 @@ class Device:
         finally:
             set_malloc(KEPT_BY_MALLOC)
 
+    def trim(self) -> None:
+        """Return the memory of freed tensors to the system, for a rank that computes no more steps. Nothing changes on
+        a GPU, or with another C library than glibc.
+        """
+        if self.device.type == "cpu":
+            with contextlib.suppress(OSError, AttributeError):
+                ctypes.CDLL(None).malloc_trim(0)
+
     def pinned(self, batch: Batch) -> Batch:
         """Return the batch in page-locked memory, from which a GPU copies while it computes; unchanged on a CPU.
 

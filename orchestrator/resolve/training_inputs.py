@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from orchestrator.config.errors import InputError
-from orchestrator.config.records import COLUMNS
 from orchestrator.config.spec import JobSpec
 from orchestrator.config.workload import WorkloadSpec
 from orchestrator.data.config import DataSpec
@@ -325,7 +324,7 @@ def with_prepared_rows(job: ResolvedJob, run: RunDir) -> ResolvedJob:
     from orchestrator.data.progress import silent
     from orchestrator.data.store.tokens import Tokens
 
-    if not varies(job.spec):
+    if not job.spec.has_varied_rows:
         return job
     try:
         data = prepared(job.spec, run, PreparedData(), silent, make=False)
@@ -336,11 +335,6 @@ def with_prepared_rows(job: ResolvedJob, run: RunDir) -> ResolvedJob:
     return replace(
         job, shape=replace(job.shape, row_tokens=_with_row_tokens(inputs, tokens).shape.row_tokens)
     )
-
-
-def varies(spec: JobSpec) -> bool:
-    """Return whether the rows of a job may be shorter than its sequence length, as far as the job file says."""
-    return spec.workload.objective in COLUMNS and spec.rollout is None and not spec.train.keeps_row_length
 
 
 class Beginning(NamedTuple):

@@ -313,6 +313,8 @@ class Rank:
             self._evaluations = []
         progress = dataclasses.asdict(self._progress)
         final = stop or self._is_over
+        if final:  # the copy of the last commit then needs no more memory than a step
+            self._device.trim()
         row["commit_seconds"] = self._commits.after_step(
             progress, row, agreed, final=final, may_save=not self._is_within_rollout
         )

@@ -455,6 +455,7 @@ def test_what_a_run_would_refuse_is_refused_before_it_is_queued(
 ) -> None:
     """A job, and the stages of a chain. A text that only the cluster has is left to the run."""
     sent: list[str] = []
+    (folder / "tmp").mkdir()  # for the tokenizers of stages to come
 
     def submit(jobs: Any, name: str, *_: Any, **__: Any) -> tuple[Submission, bool]:
         sent.append(name)

@@ -13,7 +13,7 @@ from run_directories import run_of
 from orchestrator.config.errors import InputError
 from orchestrator.config.overrides import override
 from orchestrator.config.spec import JobSpec, dump, parse
-from orchestrator.launch.offline_checks import check_on_paper, check_submitted
+from orchestrator.launch.offline_checks import SubmittedJob, check_on_paper
 from orchestrator.launch.preflight import preflight
 from orchestrator.storage.run_directory import RunDir
 from workloads.model.presets import PRESETS
@@ -115,8 +115,8 @@ ELSEWHERE: list[dict[str, str]] = [
 def test_what_only_the_cluster_may_have_is_left_to_the_run(
     here: dict[str, Any], keys: dict[str, str]
 ) -> None:
-    check_submitted(with_keys(here, keys), RunDir("/nowhere/runs/small"), 6)
-    check_submitted(with_keys(here, keys), RunDir("s3://nowhere/runs/small"), 6)
+    SubmittedJob(with_keys(here, keys)).check(RunDir("/nowhere/runs/small"), 6)
+    SubmittedJob(with_keys(here, keys)).check(RunDir("s3://nowhere/runs/small"), 6)
 
 
 WRONG: list[tuple[dict[str, str], str]] = [
@@ -135,7 +135,7 @@ def test_what_its_run_refuses_is_refused_in_the_same_words(
 ) -> None:
     spec = with_keys(here, keys)
     run = RunDir(str(Path.cwd() / "runs" / "small"))
-    told = refused(lambda: check_submitted(spec, run, None))
+    told = refused(lambda: SubmittedJob(spec).check(run, None))
     assert told == refused(lambda: preflight(spec, run, None, None))
     assert any(what in line for line in told), told
 
@@ -146,7 +146,7 @@ def test_what_needs_no_text_is_refused_where_the_text_is_missing(here: dict[str,
         "parallel": "{tp: 3}",
         "train.freeze": "[layers.9.*]",
     }
-    told = refused(lambda: check_submitted(with_keys(here, keys), RunDir("/nowhere/run"), 99))
+    told = refused(lambda: SubmittedJob(with_keys(here, keys)).check(RunDir("/nowhere/run"), 99))
     assert any("99" in line for line in told)
     assert len(told) == 2
 
@@ -156,14 +156,15 @@ def test_another_run_and_a_folder_of_something_else_are_refused(here: dict[str, 
     run = run_of(tmp_path / "runs" / "small", phase="stopped")
     run.write_text("job.yaml", dump(spec.with_parts(seed=spec.seed + 1)))
     assert (
-        "seed is 4 in this run and 3 in the job file" in refused(lambda: check_submitted(spec, run, None))[0]
+        "seed is 4 in this run and 3 in the job file"
+        in refused(lambda: SubmittedJob(spec).check(run, None))[0]
     )
     # Its own code is on the cluster alone.
     other = with_keys(here, {"train.optimizer.name": "nowhere:Optimizer"})
-    assert "seed is 4 in this run" in refused(lambda: check_submitted(other, run, None))[0]
+    assert "seed is 4 in this run" in refused(lambda: SubmittedJob(other).check(run, None))[0]
     run.write_text("job.yaml", dump(spec))
-    check_submitted(spec, run, None)
+    SubmittedJob(spec).check(run, None)
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "thesis.tex").touch()
-    told = refused(lambda: check_submitted(spec, RunDir(str(tmp_path / "mine")), None))
+    told = refused(lambda: SubmittedJob(spec).check(RunDir(str(tmp_path / "mine")), None))
     assert "is not a run directory" in told[0]

@@ -166,6 +166,25 @@ def test_memory_that_tensors_have_left_is_kept_for_the_next(monkeypatch: pytest.
     assert len(asked) == 2
 
 
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="another C library keeps what it likes")
+def test_the_memory_of_freed_tensors_is_returned_at_the_end() -> None:
+    program = """
+import torch
+from unittest import mock
+from orchestrator.parallel.device import KEPT_BY_MALLOC, Device, set_malloc
+def resident(): return int(open("/proc/self/statm").read().split()[1]) * 4096
+set_malloc(KEPT_BY_MALLOC)
+kept = [torch.ones(2**18) for _ in range(64)]  # 1 MiB each
+held = kept[1::2]
+del kept
+before = resident()
+Device(torch.device("cpu"), torch.float32, mock.Mock()).trim()
+print(before - resident() > 24 * 2**20, held[0].sum().item())
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)
+    assert done.stdout.split() == ["True", f"{2.0**18}"], done.stderr
+
+
 def test_what_a_rank_keeps_has_memory_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[tuple[int, int]] = []
     library = SimpleNamespace(mallopt=lambda option, value: asked.append((option, value)))

@@ -51,6 +51,21 @@ def test_the_closed_form_counts_what_is_built(name: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("name", "changes"),
+    [
+        ("gpt-tiny", {"tied": False, "embedding_size": 64}),
+        ("t5-v1.1-tiny", {"embedding_size": 32}),
+        ("bart-tiny", {"head_bias": True}),
+    ],
+)
+def test_the_closed_form_counts_what_the_head_multiplies(name: str, changes: dict[str, Any]) -> None:
+    config = preset(name).changed(changes)
+    with torch.device("meta"):
+        built = sum(p.numel() for p in build_model(config).parameters())
+    assert parameters(config) == built
+
+
+@pytest.mark.parametrize(
     "changes",
     [
         {"head": "sequence", "classes": 3, "sentence_head": False},
