@@ -31,7 +31,8 @@ from cluster.workers.worker_group import (
     wait_for_ends,
 )
 
-Group = TypeVar("Group", bound=WorkerGroup | PendingGroup)
+AnyGroup = WorkerGroup | PendingGroup
+Group = TypeVar("Group", bound=AnyGroup)
 
 PLACEMENT_TIMEOUT = 30.0
 """Seconds to wait until Ray grants placement groups for which there is room."""
@@ -214,7 +215,7 @@ class RayGang:
 
     # -- worker groups
 
-    def _suits(self, group: WorkerGroup | PendingGroup) -> bool:
+    def _suits(self, group: AnyGroup) -> bool:
         """Whether the present attempt can use the group."""
         return group.spec == self._spec and group.holds(self._together)
 
@@ -254,7 +255,7 @@ class RayGang:
             unfit: ready groups that it cannot use, which are released.
         """
         left = set(unfit)
-        present = [*(group for group in self._groups if group not in left), *self._pending]
+        present: list[AnyGroup] = [*(group for group in self._groups if group not in left), *self._pending]
         kept = _within(present, workers)
         missing = workers - sum(group.ranks for group in kept)
         if not missing:
@@ -264,7 +265,7 @@ class RayGang:
         room = self._room(alive)
         others = set(present) - set(kept)
         # They are larger than what is missing. The rest of a group cannot be given back, and others may need it.
-        released = [*unfit, *sorted(others, key=lambda group: group.ranks)[:1]]
+        released: list[AnyGroup] = [*unfit, *sorted(others, key=lambda group: group.ranks)[:1]]
         for group in released:
             if isinstance(group, WorkerGroup) and group.spec.bundle == self._spec.bundle:
                 for node in (node for node, _ in group.locations if node in room):
@@ -294,8 +295,8 @@ class RayGang:
         """Release the worker groups beyond those to keep ready, for others need their room. Ranks keep theirs."""
         used = {group for group, _ in self._slots}
         self._release(*_within(self._pending, self._surplus()))
-        self._release(*_within(set(self._groups) - used, self._surplus()))
-        larger = [*self._pending, *(set(self._groups) - used)]
+        self._release(*_within((group for group in self._groups if group not in used), self._surplus()))
+        larger: list[AnyGroup] = [*self._pending, *(group for group in self._groups if group not in used)]
         if larger and self._surplus() > 0:  # what is missing then is requested again
             self._release(min(larger, key=lambda group: group.ranks))
 
@@ -373,9 +374,12 @@ class RayGang:
             if all(node in alive and address not in avoid for node, address in group.locations)
         ]
 
-    def _release(self, *groups: WorkerGroup | PendingGroup) -> None:
+    def _release(self, *groups: AnyGroup) -> None:
         for group in groups:
-            (self._groups if isinstance(group, WorkerGroup) else self._pending).remove(group)
+            if isinstance(group, WorkerGroup):
+                self._groups.remove(group)
+            else:
+                self._pending.remove(group)
             group.release()
 
     def _discard_lost(self, group: WorkerGroup) -> None:

@@ -40,6 +40,8 @@ CONNECT_INTERVAL = 5.0
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 """The environment variable in which Ray names the GPUs of an actor."""
+THREADS = "OMP_NUM_THREADS"
+"""The environment variable in which Ray gives an actor as many threads as it has CPUs, unless it is set already."""
 ANSWER_TIMEOUT = 1.0
 """Seconds to wait for an answer of a worker's actor or of a node's raylet, which takes milliseconds normally."""
 
@@ -93,6 +95,9 @@ class WorkerHost:
             stands_by: see `ForkServer`.
             shared: the name of the node's process from which fork servers are forked, empty for fresh ones.
         """
+        cpus = ray.get_runtime_context().get_assigned_resources().get("CPU", 0.0)
+        if threads := os.environ.get(THREADS):
+            os.environ[THREADS] = threads_of_rank(threads, cpus, ranks)
         self._shared_imports: list[SharedImports | None] = []
         self._slots: list[_Slot] = []
         for gpus in shares(os.environ.get(VISIBLE, ""), ranks):
@@ -176,6 +181,17 @@ class WorkerHost:
             return self._slots[index].fork_server.cause(pid)
         except OSError:
             return Cause("lost", name="fork server")
+
+
+def threads_of_rank(threads: str, cpus: float, ranks: int) -> str:
+    """Return the OMP_NUM_THREADS of each rank: its share of the CPUs if the actor's is Ray's own, else the actor's.
+
+    Args:
+        threads: OMP_NUM_THREADS of the actor.
+        cpus: of the actor.
+        ranks: number of ranks.
+    """
+    return str(max(int(cpus / ranks), 1)) if threads == str(int(cpus)) else threads
 
 
 def shares(gpus: str, ranks: int) -> list[str]:

@@ -17,7 +17,14 @@ from stand_in_ray import GRANT, READY, StandInRay, stand_in_ray
 from cluster.workers import ray_gang
 from cluster.workers.gang import Bundle, Cause, RankStatus
 from cluster.workers.ray_gang import DIVIDED_AFTER, RayGang
-from cluster.workers.worker_group import ANSWER_TIMEOUT, WorkerGroup, WorkerSpec, group_sizes, shares
+from cluster.workers.worker_group import (
+    ANSWER_TIMEOUT,
+    WorkerGroup,
+    WorkerSpec,
+    group_sizes,
+    shares,
+    threads_of_rank,
+)
 
 
 @pytest.mark.parametrize(
@@ -201,6 +208,17 @@ def test_a_group_on_one_node_has_one_actor_and_one_spread_over_nodes_one_for_eac
 def test_each_rank_of_an_actor_sees_its_own_gpus(gpus: str, ranks: int, parts: list[str]) -> None:
     """Otherwise all take the first; ranks that share a GPU are refused when they join."""
     assert shares(gpus, ranks) == parts
+
+
+@pytest.mark.parametrize(
+    ("threads", "cpus", "ranks", "wanted"),
+    [("8", 8.0, 8, "1"), ("8", 8.0, 2, "4"), ("3", 8.0, 8, "3"), ("1", 0.8, 8, "1")],
+)
+def test_a_rank_has_its_share_of_the_threads_that_ray_gives_an_actor(
+    threads: str, cpus: float, ranks: int, wanted: str
+) -> None:
+    """Its child processes inherit them. What the user has set stays."""
+    assert threads_of_rank(threads, cpus, ranks) == wanted
 
 
 def test_of_the_ranks_of_a_dead_node_only_the_first_is_waited_for(
