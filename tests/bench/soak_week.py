@@ -166,7 +166,12 @@ class Weather(threading.Thread):
         """All of it, and then the end of the run."""
         try:
             self._until(lambda: self._gang.since_start >= STEADY)
-            while (number := sum(change.kind != "killed" for change in self.changes)) < self._options.changes:
+            end = time.monotonic() + self._options.seconds
+            while (
+                time.monotonic() < end
+                and (number := sum(change.kind != "killed" for change in self.changes))
+                < self._options.changes
+            ):
                 kills = len(self.changes) - number
                 self._change(
                     "killed" if kills * self._options.changes < number * self._options.kills else self._next()
@@ -249,6 +254,7 @@ def main() -> int:
     parser.add_argument("folder", type=Path)
     parser.add_argument("--changes", type=int, default=336)
     parser.add_argument("--kills", type=int, default=164)
+    parser.add_argument("--seconds", type=float, default=7200.0, help="no further change comes after these")
     parser.add_argument("--roomy", type=float, default=2.0, help="seconds of room before the run grows")
     parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args()
