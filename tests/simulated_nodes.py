@@ -49,8 +49,6 @@ class Nodes:
 
     def ensure_running(self, min_nodes: int = 1) -> list[dict[str, str]]:
         """Start the servers of nodes that are new, or were lost."""
-        for process, _ in self._servers.values():
-            process.poll()  # reaps those of lost nodes
         for name in self.names if len(self.names) >= min_nodes else ():
             if name not in self._servers or self._servers[name][0].poll() is not None:
                 command = [sys.executable, "-m", "orchestrator.checkpoint.snapshot_server"]
@@ -67,6 +65,11 @@ class Nodes:
         """Kill the node's server."""
         if name in self._servers:
             self._servers[name][0].kill()
+
+    def reap(self, name: str) -> None:
+        """Wait until the node's killed server is gone."""
+        if name in self._servers:
+            self._servers[name][0].wait()
 
     def leave(self, addresses: Set[str]) -> None:
         """See `NodeServices.leave`."""
@@ -170,6 +173,7 @@ class NodesGang(LastingGang):
         for process in family:
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.kill()
+        self.nodes.reap(name)
 
     def notify(self, name: str) -> None:
         """Tell the ranks of a node that it will be taken away."""

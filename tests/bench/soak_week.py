@@ -22,6 +22,7 @@ exit code 1 if the goodput is below that asked for, or if something grows by mor
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
 import functools
 import json
@@ -57,6 +58,8 @@ NOTICE = 2.0
 SECONDS, BATCH = 0.01, 24
 """Of a sample, and samples of a step."""
 GOODPUT = 0.97
+GROWS = {"metrics.jsonl", "mlflow.db", "mlflow.db-journal", "checkpoints", "export", "cache"}
+"""Files and folders that grow with the steps, or whose size changes with each checkpoint."""
 LASTING = {"cluster.workers.fork_server", "cluster.workers.shared_imports"}
 """The modules of the processes that last from attempt to attempt, besides this one."""
 BOUNDS = {"processes": 0.02, "threads": 0.02, "files": 0.02, "memory": 40e3, "disk": 40e3}
@@ -166,7 +169,12 @@ class Weather(threading.Thread):
         """All of it, and then the end of the run."""
         try:
             self._until(lambda: self._gang.since_start >= STEADY)
-            while (number := sum(change.kind != "killed" for change in self.changes)) < self._options.changes:
+            end = time.monotonic() + self._options.seconds
+            while (
+                time.monotonic() < end
+                and (number := sum(change.kind != "killed" for change in self.changes))
+                < self._options.changes
+            ):
                 kills = len(self.changes) - number
                 self._change(
                     "killed" if kills * self._options.changes < number * self._options.kills else self._next()
@@ -226,19 +234,20 @@ class Weather(threading.Thread):
         here = psutil.Process()
         lasting = [here, *(each for each in here.children() if LASTING & set(each.cmdline()))]
         assert len(lasting) == 1 + len(LASTING), lasting
-        growing = ("metrics.jsonl", "mlflow.db", "checkpoints", "export", "cache")
-        files = [
-            path
-            for path in self._folder.rglob("*")
-            if not set(growing) & set(path.relative_to(self._folder).parts) and path.is_file()
-        ]
         return {
             "processes": len(here.children(recursive=True)),
             "threads": sum(process.num_threads() for process in lasting),
             "files": sum(process.num_fds() for process in lasting),
             "memory": sum(process.memory_full_info().uss for process in lasting),
-            "disk": sum(path.stat().st_size for path in files if path.exists()),
+            "disk": sum(size(path) for path in self._folder.rglob("*") if not GROWS & set(path.parts)),
         }
+
+
+def size(path: Path) -> int:
+    """The bytes of a file; 0 of a folder, and of what is gone."""
+    with contextlib.suppress(OSError):
+        return path.stat().st_size if path.is_file() else 0
+    return 0
 
 
 def main() -> int:
@@ -249,6 +258,7 @@ def main() -> int:
     parser.add_argument("folder", type=Path)
     parser.add_argument("--changes", type=int, default=336)
     parser.add_argument("--kills", type=int, default=164)
+    parser.add_argument("--seconds", type=float, default=7200.0, help="no further change comes after these")
     parser.add_argument("--roomy", type=float, default=2.0, help="seconds of room before the run grows")
     parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args()
