@@ -1,7 +1,11 @@
 """What a teacher costs a step: beside the student's own step and the teacher's forward pass, and read from storage.
 
-One process, one thread. The kinds of steps are taken in turns, so that other work on the machine slows all alike; the
-table has medians and their ratios.
+One process, one thread. The kinds of steps are taken in turns, and CPU time is measured, so that other work on the
+machine changes little; the table has medians and their ratios.
+
+With --runs, whole runs of two epochs on two processes of one thread each, in turns: the teacher on the training workers
+in every step, once before the first step, and on a teacher worker beside one training worker. Their seconds are those
+of the gang: from its start to the first step, of a step in each epoch, and to the last step.
 """
 
 from __future__ import annotations
@@ -9,6 +13,7 @@ from __future__ import annotations
 import argparse
 import itertools
 import os
+import shutil
 import statistics
 import tempfile
 import time
@@ -72,11 +77,15 @@ def steps(folder: str) -> dict[str, Callable[[], object]]:
     learns.hold_teacher(workload(TEACHER), "")
     tokens = torch.randint(1, TOKENS, (ROWS, LENGTH + 1), generator=torch.Generator().manual_seed(0))
     batch = {"tokens": tokens[:, :-1], "labels": tokens[:, 1:]}
-    (placed,) = learns.teacher_logits([batch], KEPT, 2.0)
     table = TeacherTable(folder, "bench", ROWS, LENGTH, KEPT)
-    table.write(table.name(0), TopRecords(*(each.numpy() for each in placed.top)), 0.0, 1)
-    assert learns._teacher is not None
-    teacher = learns._teacher
+
+    def part() -> object:
+        (placed,) = learns.teacher_logits([batch], KEPT, 2.0)
+        return table.write(table.name(0), TopRecords(*(each.numpy() for each in placed.top)), 0.0, 1)
+
+    part()
+    assert learns.passes.teacher is not None
+    teacher = learns.passes.teacher
 
     def stored() -> object:
         entries = zip(STORED, table.read(np.arange(ROWS)), strict=True)
@@ -89,14 +98,101 @@ def steps(folder: str) -> dict[str, Callable[[], object]]:
         "teacher's forward pass": lambda: teacher.outputs([batch]),
         "student that learns in every step": lambda: learns.train_step([batch], 1e-4),
         f"student that reads {KEPT} stored logits": stored,
+        "teacher worker, the same samples": part,
     }
+
+
+EPOCH, BATCH = 6, 16
+"""Steps of an epoch of a run, and samples of a step."""
+OF_RUN = {
+    "student": {"hidden": 192, "layers": 4, "heads": 4, "intermediate": 768},
+    "teacher": {"hidden": 256, "layers": 6, "heads": 4, "intermediate": 1024},
+}
+RUNS = {
+    "every step, 1 training worker": ("online", 1),
+    "every step, 2 training workers": ("online", 2),
+    "stored, 1 training worker": ("stored", 1),
+    "stored, 2 training workers": ("stored", 2),
+    "1 training worker, 1 teacher worker": ("workers", 1),
+}
+
+
+def document(folder: Path, source: str, workers: int) -> dict[str, Any]:
+    """The job of a run."""
+    logits = {"source": source} | ({} if source == "online" else {"k": KEPT})
+    return {
+        "name": "bench",
+        "workload": {"model": "gpt-tiny", "changes": OF_RUN["student"]},
+        "data": {
+            "sources": [{"uri": str(folder / "letters.txt")}], "tokenizer": str(folder), "sequence_length": LENGTH,
+        },
+        "train": {"steps": 2 * EPOCH, "global_batch": BATCH, "optimizer": {"warmup": 0}},
+        "parallel": {"micro_batch": BATCH // 2},
+        "resources": {"workers": workers},
+        "checkpoint": {"every": 100, "keep": 1, "export": None},
+        "tracking": None,
+        "distill": {
+            "teacher": str(folder / "teacher"), "logits": logits, "workers": 1 if source == "workers" else None,
+        },
+    }  # fmt: skip
+
+
+def timed_run(folder: Path, name: str) -> tuple[float, ...]:
+    """Return the seconds of a run: to the first step, the median step of the first epoch and of the second, and all."""
+    from jobs import rows
+    from local_run import LocalGang, drive_here, with_rollout_workers
+
+    source, workers = RUNS[name]
+    run, cache = folder / "run", folder / "cache-of-run"
+    for each in (run, cache):
+        shutil.rmtree(each, ignore_errors=True)
+    shutil.copytree(folder / "cache", cache, ignore=shutil.ignore_patterns("teacher"))
+    gang = with_rollout_workers([2]) if source == "workers" else lambda: LocalGang([workers])
+    drive_here(document(folder, source, workers), str(run), cache, gang=gang)
+    (began,) = [event["time"] for event in rows(run, "events.jsonl") if event["phase"] == "start"]
+    ended = [row["time"] for row in rows(run)]
+    seconds = [after - before for before, after in itertools.pairwise(ended)]
+    epochs = statistics.median(seconds[: EPOCH - 1]), statistics.median(seconds[EPOCH - 1 :])
+    return ended[0] - began, *epochs, ended[-1] - began
+
+
+def compare_runs(folder: Path, rounds: int) -> None:
+    """Print the medians of each kind of run."""
+    from letters import letters, write_tokenizer
+    from local_run import LocalGang, drive_here
+
+    write_tokenizer(folder)
+    # A sample more than two epochs read, so that each epoch has as many steps.
+    words = itertools.chain.from_iterable(letters(n).split() for n in itertools.count())
+    (folder / "letters.txt").write_text(" ".join(itertools.islice(words, (EPOCH * BATCH + 1) * LENGTH)))
+    teacher = document(folder, "online", 1)
+    del teacher["distill"]
+    teacher["workload"] = teacher["workload"] | {"changes": OF_RUN["teacher"]}
+    teacher["train"]["steps"] = 1
+    drive_here(teacher, str(folder / "teacher"), folder / "cache", gang=lambda: LocalGang([1]))
+    found: dict[str, list[tuple[float, ...]]] = {name: [] for name in RUNS}
+    for _, name in itertools.product(range(rounds), RUNS):
+        found[name].append(timed_run(folder, name))
+        print(f"{name:40}", *(f"{each:8.2f}" for each in found[name][-1]), flush=True)
+    print(f"{'medians':40}   first   epoch 1   epoch 2   all")
+    for name, several in found.items():
+        print(
+            f"{name:40}",
+            *(f"{statistics.median(each):8.2f}" for each in zip(*several, strict=True)),
+            flush=True,
+        )
 
 
 def main() -> None:
     """Print the table."""
     options = argparse.ArgumentParser(description=__doc__)
     options.add_argument("--rounds", type=int, default=30)
-    rounds = options.parse_args().rounds
+    options.add_argument("--runs", action="store_true", help="compare whole runs on two processes")
+    rounds, of_runs = vars(options.parse_args()).values()
+    if of_runs:
+        with tempfile.TemporaryDirectory() as folder:
+            compare_runs(Path(folder), rounds)
+        return
     with tempfile.TemporaryDirectory() as folder:
         import torch
 
@@ -104,16 +200,19 @@ def main() -> None:
         kinds = steps(str(Path(folder)))
         seconds: dict[str, list[float]] = {name: [] for name in kinds}
         for number, (name, step) in itertools.product(range(rounds + 2), kinds.items()):
-            began = time.perf_counter()
+            began = time.process_time()
             step()
             if number >= 2:  # the first steps make buffers
-                seconds[name].append(time.perf_counter() - began)
+                seconds[name].append(time.process_time() - began)
     found = {name: statistics.median(each) for name, each in seconds.items()}
-    student, forward, learns, reads = found.values()
+    student, forward, learns, reads, worker = found.values()
     for name, median in found.items():
         print(f"{name:40}{1000 * median:8.1f} ms")
     print(f"{'learning / (student + forward pass)':40}{learns / (student + forward):8.3f}")
-    print(f"{'reading stored logits / student':40}{reads / student:8.3f}", flush=True)
+    print(f"{'reading stored logits / student':40}{reads / student:8.3f}")
+    print(
+        f"{'learning / the longer of reading and a worker':40}{learns / max(reads, worker):8.3f}", flush=True
+    )
     os._exit(0)
 
 

@@ -228,10 +228,8 @@ class _Rows(torch.autograd.Function):
     def forward(
         ctx: Any, student: Tensor, temperature: float, compute: Compute, differentiates: bool
     ) -> Tensor:
-        value, gradient = compute(student, differentiates and ctx.needs_input_grad[0])
-        # compute gives T x dD/dz; times T makes it the gradient of T^2 D.
-        ctx.gradient = gradient if gradient is None else gradient.mul_(temperature)
-        ctx.dtype = student.dtype
+        value, ctx.gradient = compute(student, differentiates and ctx.needs_input_grad[0])
+        ctx.temperature, ctx.dtype = temperature, student.dtype
         return value * temperature**2
 
     @staticmethod
@@ -240,8 +238,9 @@ class _Rows(torch.autograd.Function):
             ctx.gradient,
             None,
         )  # scaled in place, so a second backward pass cannot use it
-        # [n, V] times the gradient of each row's value, [n, 1].
-        return gradient.mul_(above[0].unsqueeze(-1)).to(ctx.dtype), None, None, None
+        # compute gave T x dD/dz, [n, V]; times T it is the gradient of T^2 D. One factor a row: one pass over [n, V].
+        factor = above[0].unsqueeze(-1) * ctx.temperature
+        return gradient.mul_(factor).to(ctx.dtype), None, None, None
 
 
 def top_of(logits: Tensor, k: int, temperature: float) -> Top:
