@@ -98,10 +98,10 @@ def _problem(
     names = _path_of(error)
     location = f"{where}: {'.'.join(names)}" if any(names) else where
     if error["type"] == "extra_forbidden":
-        key, colon, value = names[-1].partition(":")
+        key, colon, text = names[-1].partition(":")
         if colon and key.isidentifier():
             return InputError(
-                "unknown key", location, f"put a blank after the colon, as in {{{key}: {value}}}"
+                "unknown key", location, f"put a blank after the colon, as in {{{key}: {text}}}"
             )
         model, is_named_by_user = _model_at(root, error["loc"][:-1])
         known = _keys_of(model)

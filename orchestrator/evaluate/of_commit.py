@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
+from cluster.workers.gang import Bundle
 from cluster.workers.run_local_gang import run_to_the_end
 from orchestrator.checkpoint.manifest import CommitManifest
 from orchestrator.config.resources import PerWorker
@@ -60,11 +62,21 @@ def row_of(worker: PerWorker, task: Task) -> EvaluationRow:
     Raises:
         RuntimeError: it fails.
     """
-    bundle = worker.bundle
-    wait = EVALUATION_PATIENCE
-    with shown_work("evaluate") as show:
-        _, result = run_to_the_end(
-            1, bundle, entry=ENTRY, config=task.to_json(), patience=wait, work="evaluation", show=show
-        )
+    result = run_shown(worker.bundle, ENTRY, task.to_json(), EVALUATION_PATIENCE, work="evaluation")
     row: EvaluationRow = result["evaluation"]
     return row
+
+
+def run_shown(bundle: Bundle, entry: str, config: dict[str, Any], patience: float, *, work: str) -> Any:
+    """Run an evaluation in one process of this machine, and show its progress on standard error.
+
+    For the arguments see `run_to_the_end`.
+
+    Returns:
+        The result of the entry point.
+
+    Raises:
+        RuntimeError: it fails, or makes no progress.
+    """
+    with shown_work("evaluate") as show:
+        return run_to_the_end(1, bundle, entry, config, patience=patience, work=work, show=show)[1]

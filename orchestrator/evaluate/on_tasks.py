@@ -20,12 +20,11 @@ from typing import TYPE_CHECKING, Any, cast
 from cluster.workers.clock import wall
 from cluster.workers.environment import put_back
 from cluster.workers.gang import Bundle
-from cluster.workers.run_local_gang import run_to_the_end
 from cluster.workers.worker_context import WorkerContext
 from orchestrator.config.errors import InputError
+from orchestrator.evaluate.of_commit import run_shown
 from orchestrator.evaluate.of_export import spec_of_export, tokenizer_of_export, workload_of_export
 from orchestrator.evaluate.task_files import EXTRA, ROUGE, TaskFile, check_fits, read_tasks
-from orchestrator.observe.console import shown_work
 from orchestrator.resolve.resolved_job import wrong_input
 from orchestrator.storage.row_types import EvaluationRow
 
@@ -168,11 +167,9 @@ def run_tasks(tasks: Sequence[TaskFile], model: Mapping[str, Any], bundle: Bundl
         "gpu": bundle.gpu > 0,
     }
     # An interrupted process cannot clean up itself.
-    with tempfile.TemporaryDirectory(prefix="tasks-") as scratch, shown_work("evaluate") as show:
+    with tempfile.TemporaryDirectory(prefix="tasks-") as scratch:
         config |= {"scratch": scratch}
-        _, result = run_to_the_end(
-            1, bundle, entry=ENTRY, config=config, patience=PATIENCE, work="evaluation of tasks", show=show
-        )
+        result = run_shown(bundle, ENTRY, config, PATIENCE, work="evaluation of tasks")
     if "wrong" in result:
         raise InputError(*result["wrong"])
     row: EvaluationRow = result["row"]

@@ -48,9 +48,9 @@ class RolledBack:
     @property
     def line(self) -> str:
         """Return it as a line for people."""
-        removed = (
-            f", the commits of steps {', '.join(map(str, self.removed))} are removed" if self.removed else ""
-        )
+        steps = ", ".join(map(str, self.removed))
+        which = f"commits of steps {steps} are" if len(self.removed) > 1 else f"commit of step {steps} is"
+        removed = f", and the {which} removed" if self.removed else ""
         return f"{self.run_dir} is back at step {self.step}, from step {self.before}{removed}"
 
 

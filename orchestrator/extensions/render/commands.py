@@ -371,5 +371,5 @@ def skypilot(
     manifests.warn_of_local_paths(spec)
     manifests.warn_of_libraries(spec, runs)
     manifests.note(memory_note)
-    command = f"sky jobs launch --secret {TOKEN}=$(openssl rand -hex 32)"
-    manifests.say_next(command, to and to / f"{needs.name}.sky.yaml")
+    launch = f"sky jobs launch --secret {TOKEN}=$(openssl rand -hex 32)"
+    manifests.say_next(launch, to and to / f"{needs.name}.sky.yaml")

@@ -225,7 +225,9 @@ def _read(run: RunDir, label: str) -> ComparedRun:
         for name, metrics in evaluation["sets"].items():
             if "loss" in metrics:
                 curves.setdefault(f"loss of {name}", []).append((float(evaluation["step"]), metrics["loss"]))
-    document = spec.model_dump(mode="json", exclude={"tune"})  # a run does not read how a search varies its job
+    document = spec.model_dump(
+        mode="json", exclude={"tune"}
+    )  # a run does not read how a search varies its job
     flat = {key: str(value) for key, value in flatten(redact(document))}
     drawn = {key: points for key, points in curves.items() if points}
     return ComparedRun(label, fields, flat, drawn, _origin(run, spec.data.samples is not None))

@@ -265,7 +265,7 @@ def test_a_rollback_says_what_it_did(command: Any, run: Path) -> None:
     said = command("checkpoint", "rollback", run, "--step", "8")
     assert (said.code, said.out) == (
         0,
-        f"{run} is back at step 8, from step 12, the commits of steps 12 are removed; the same command continues from "
+        f"{run} is back at step 8, from step 12, and the commit of step 12 is removed; the same command continues from "
         "there\n",
     )
 

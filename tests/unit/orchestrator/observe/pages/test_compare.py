@@ -51,7 +51,9 @@ def test_numbers_and_differences(two: list[RunDir]) -> None:
 def test_how_a_search_varies_a_job_is_no_difference_of_its_run(two: list[RunDir]) -> None:
     spec = read_job(two[0])
     assert spec is not None
-    tuned = parse(spec.model_dump(mode="json") | {"tune": {"space": {"seed": {"choice": [1, 2]}}, "trials": 2}})
+    tuned = parse(
+        spec.model_dump(mode="json") | {"tune": {"space": {"seed": {"choice": [1, 2]}}, "trials": 2}}
+    )
     two[0].write_text("job.yaml", dump(tuned))
     assert {key.split(".")[0] for key, _ in compare.differences(compare.compared(two))} == {"train"}
 
