@@ -209,4 +209,5 @@ def step_count(age: float, shard: ParameterShard, optimizer: torch.optim.Optimiz
         optimizer: its optimizer.
     """
     on_host = getattr(optimizer, "step_count_on_host", False)
-    return torch.tensor(age, device="cpu" if on_host else shard.parameter.device)
+    # `torch.tensor` would copy the number to a GPU, and wait for the copy.
+    return torch.full((), age, device="cpu" if on_host else shard.parameter.device)

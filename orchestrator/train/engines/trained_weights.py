@@ -134,9 +134,8 @@ class TrainedWeights:
         fill(self._workload, self.shards, seed)
         self._parallel.data.publish()
         self.optimizer = self._maker.make(self.shards)
-        for (
-            shard
-        ) in self.shards:  # before the first pass, whose activations would else lie between the states
+        # Before the first pass, whose activations would lie between the states otherwise.
+        for shard in self.shards:
             begin_state(shard, self.optimizer, self._maker.slots)
         self.steps = 0
         self._rounding.at(0)

@@ -196,7 +196,12 @@ def test_the_run_starts_with_what_fits(
 
     def confirm(workers: int) -> dict[Layout, Verdict]:
         asked.append(workers)
-        given = {"job": dump(resolved.spec), "workers": workers, "machine": dataclasses.asdict(machine)}
+        given = {
+            "job": dump(resolved.spec),
+            "workers": workers,
+            "machine": dataclasses.asdict(machine),
+            "row_tokens": (),
+        }
         said = json.dumps(background_tracer.answer(json.loads(json.dumps(given))))
         program = [sys.executable, "-c", f"import sys; sys.stdin.read(); print({said!r})"]
         monkeypatch.setattr(background_trace, "command_of", lambda *_, **__: program)
@@ -275,7 +280,7 @@ def test_a_process_with_the_imports_done_traces_them(
 
     asked = dump(resolved.spec)
     found = verdicts_before(asked, machine, lambda: False, partial(run, 2), 1)
-    given = {"job": asked, "workers": 1, "machine": dataclasses.asdict(machine)}
+    given = {"job": asked, "workers": 1, "machine": dataclasses.asdict(machine), "row_tokens": ()}
     assert {str(layout) for layout in found} == {
         str(Layout.from_json(layout)) for layout, _ in background_tracer.answer(given)["verdicts"]
     }
