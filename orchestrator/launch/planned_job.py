@@ -115,13 +115,13 @@ def planned_on_paper(spec: JobSpec, device: str, trace: bool = True, run: RunDir
     Raises:
         InputError: the job is wrong, or the device is unknown.
     """
-    from orchestrator.resolve.training_inputs import with_prepared_rows
+    from orchestrator.resolve.training_inputs import prepared_rows
     from orchestrator.storage.uri import is_local
 
     job, assumed = check_on_paper(spec.with_parts(resources=resources_on_device(spec.resources, device)))
     job = in_chosen_precision(job, partial(worker_on_device, device=device))
     if run is not None and all(is_local(uri) for source in spec.data.sources for uri in source.uris):
-        job = with_prepared_rows(job, run)
+        job = job.with_rows(prepared_rows(job.spec, run, job.folder_config))
     chosen_plan = _planned(
         spec.train,
         job,
@@ -145,7 +145,7 @@ def planned_locally(
 
     Raises InputError.
     """
-    from orchestrator.resolve.training_inputs import with_prepared_rows
+    from orchestrator.resolve.training_inputs import prepared_rows
 
     begin("reading the data and the model's configuration")
     requested = spec
@@ -156,7 +156,8 @@ def planned_locally(
     job = check_on_machine(
         spec, None, begin=partial(begin, "checking the model, the objective and the tokenizer")
     )
-    job = with_prepared_rows(job, run) if run is not None else job
+    if run is not None:
+        job = job.with_rows(prepared_rows(job.spec, run, job.folder_config))
     begin("tracing the memory of layouts" if trace else "comparing layouts")
     chosen_plan = planned_of(requested.train, job, trace=trace)
     begin("comparing the job with its run directory")

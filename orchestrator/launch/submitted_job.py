@@ -9,7 +9,7 @@ from orchestrator.checkpoint.commit_store import Store
 from orchestrator.checkpoint.identity import extension_of
 from orchestrator.config.errors import InputError, Problems
 from orchestrator.config.own_code import cleaning_functions
-from orchestrator.launch.begun_job import BegunJob, in_its_run
+from orchestrator.launch.begun_job import BegunJob
 from orchestrator.launch.finished import PastRun
 from orchestrator.launch.init_checks import check_begins
 from orchestrator.launch.job_checks import check_job, check_layouts
@@ -70,7 +70,7 @@ class SubmittedJob:
                 elif PastRun(job, run).done():
                     return  # nothing is left to do, whatever the job names
                 else:
-                    begun = in_its_run(job, run)
+                    begun = begun.in_run(run)
         with problems.noted():
             check_until(until, job.train)
         machine_of = worker_named(job.resources)
