@@ -107,7 +107,7 @@ def submit(
         InputError: the job is wrong, no cluster answers, or the job already runs with another file.
     """
     from orchestrator.launch import submission
-    from orchestrator.launch.offline_checks import SubmittedJob
+    from orchestrator.launch.submitted_job import SubmittedJob
 
     _check(job, until, priority)
     directory = run_directory(job.name, run_dir)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING
 
 from orchestrator.chain.base_to_come import check_to_come
 from orchestrator.chain.exports import check_compress
@@ -17,18 +18,18 @@ from orchestrator.config.errors import InputError, Problems
 from orchestrator.launch.init_checks import check_base, check_continues
 from orchestrator.launch.job_checks import JobChecks, check_job
 from orchestrator.launch.machine_checks import check_machine
-from orchestrator.launch.offline_checks import SubmittedJob
 from orchestrator.launch.path_checks import check_all_uris
 from orchestrator.launch.worker import worker_at
 from orchestrator.models.base import INIT
 from orchestrator.models.continued import check_length, continuation_of
-from orchestrator.planner.choose_precision import MachineOf
-from orchestrator.planner.device import BOUNDLESS
 from orchestrator.resolve.precision import as_its_run
 from orchestrator.resolve.resolved_job import ResolvedJob, wrong_input
 from orchestrator.storage.row_line import EVENTS, TRIALS
 from orchestrator.storage.run_directory import RunDir
 from orchestrator.storage.uri import is_local
+
+if TYPE_CHECKING:
+    from orchestrator.planner.choose_precision import MachineOf
 
 
 def check_submitted_chain(chain: ChainSpec, root: RunDir, address: str | None) -> None:
@@ -44,6 +45,9 @@ def check_submitted_chain(chain: ChainSpec, root: RunDir, address: str | None) -
     Raises:
         InputError: with the problems of all stages.
     """
+    from orchestrator.launch.submitted_job import SubmittedJob
+    from orchestrator.planner.device import BOUNDLESS
+
     stages = stage_runs(chain, root)
     uris = [
         uri for stage in stages.values() for uri in (stage.job.data.cache, stage.job.checkpoint.export_to)

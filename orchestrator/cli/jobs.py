@@ -78,7 +78,7 @@ def submit(
     from orchestrator.config.chain import ChainSpec
     from orchestrator.config.packages import PACKAGES
     from orchestrator.launch import submission
-    from orchestrator.launch.offline_checks import SubmittedJob
+    from orchestrator.launch.submitted_job import SubmittedJob
 
     if working_dir is not None and package:
         raise InputError(

@@ -100,7 +100,7 @@ def dry_run_of(
     from orchestrator.launch.worker import worker_at
     from orchestrator.models.continued import continuation_of
     from orchestrator.planner.demand import demand_of
-    from orchestrator.resolve.training_inputs import with_prepared_rows
+    from orchestrator.resolve.training_inputs import prepared_rows
 
     done = PastRun(spec, directory).done() is not None
     with StageNotice(as_json) as notice:
@@ -113,7 +113,8 @@ def dry_run_of(
     machine = worker_at(address)(job.spec.shared_resources, job.spec.train.dtype) if address else None
     with StageNotice(as_json) as notice:
         notice.begin("tracing the memory of layouts")
-        chosen_plan = planned_of(spec.train, with_prepared_rows(job, directory), machine)
+        rows = prepared_rows(job.spec, directory, job.folder_config)
+        chosen_plan = planned_of(spec.train, job.with_rows(rows), machine)
     begins = "does nothing: it is finished" if done else "starts from the beginning"
     if commit is not None and not done:
         begins = f"continues from step {commit.step}" + (f" of {source.uri}" if source else "")

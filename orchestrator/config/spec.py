@@ -15,7 +15,6 @@ from pydantic import Field, model_validator
 from orchestrator.checkpoint.config import CheckpointSpec, RunIdentity
 from orchestrator.config.document import read_document, validated, write_yaml
 from orchestrator.config.inputs import Changes, Input
-from orchestrator.config.records import COLUMNS
 from orchestrator.config.resources import ResourceSpec, Workers
 from orchestrator.config.strict import Count, StrictModel
 from orchestrator.config.workload import WorkloadSpec
@@ -230,8 +229,7 @@ class JobSpec(StrictModel):
     @property
     def has_varied_rows(self) -> bool:
         """Whether rows may be shorter than `data.sequence_length`, as far as the job file says: each is a record."""
-        is_record = self.workload.objective in COLUMNS and self.rollout is None
-        return is_record and not self.train.keeps_row_length
+        return self.workload.reads_records and self.rollout is None and not self.train.keeps_row_length
 
     @property
     def reads_base(self) -> bool:

@@ -8,7 +8,7 @@ from pydantic import Field, field_validator, model_validator
 
 from orchestrator.config.inputs import Changes, Input
 from orchestrator.config.object_reference import users_code
-from orchestrator.config.records import REFERENCED, REWARDED, SAMPLES
+from orchestrator.config.records import COLUMNS, REFERENCED, REWARDED, SAMPLES
 from orchestrator.config.strict import Count, Positive, StrictModel
 from workloads.model.presets import published_dropout
 from workloads.own.object_reference import is_object_reference
@@ -193,6 +193,11 @@ class WorkloadSpec(StrictModel):
     def metrics_objective(self) -> str:
         """The objective that names the metrics; an own model's loss counts as its objective."""
         return SAMPLES if is_object_reference(self.model) else self.objective
+
+    @property
+    def reads_records(self) -> bool:
+        """Whether a sample is a record, and not a part of a text."""
+        return self.objective in COLUMNS
 
     @property
     def own_code(self) -> dict[str, str]:

@@ -41,22 +41,21 @@ class BegunJob:
     folder_config: FolderConfig | None = None
     begins: bool = False
 
+    def in_run(self, run_dir: RunDir) -> BegunJob:
+        """Check that the directory is that of the job's run, or of none yet. Return the job as the run has begun it.
 
-def in_its_run(spec: JobSpec, run_dir: RunDir) -> BegunJob:
-    """Check that the directory is that of the job's run, or of none yet, and return the job as the run has begun it.
-
-    Raises InputError.
-    """
-    if run_dir.rows(TRIALS):
-        hint = f"give the run a folder of its own: --run-dir {shlex.quote(f'{run_dir.uri}-run')}; or use tune"
-        raise InputError("is the folder of a search", run_dir.uri, hint)
-    spec = spec.with_parts(train=as_its_run(spec.train, run_dir))
-    commit = check_same_run(spec.run_identity, run_dir)
-    check_implementation(spec.workload, commit, run_dir.uri)
-    prepared = prepared_before(spec.data, run_dir, commit)
-    first_commit = continuation_of(spec).begun_from(run_dir, commit)[1]
-    check_same_config(spec.workload, first_commit, run_dir.uri)
-    spec = spec.with_parts(workload=as_begun(spec.workload, first_commit))
-    if commit is None:
-        kind_of(spec.data, spec.workload.objective)
-    return BegunJob(spec, commit, prepared, kept_config(first_commit), begins=commit is None)
+        Raises InputError.
+        """
+        if run_dir.rows(TRIALS):
+            hint = f"give the run a folder of its own: --run-dir {shlex.quote(f'{run_dir.uri}-run')}; or use tune"
+            raise InputError("is the folder of a search", run_dir.uri, hint)
+        spec = self.spec.with_parts(train=as_its_run(self.spec.train, run_dir))
+        commit = check_same_run(spec.run_identity, run_dir)
+        check_implementation(spec.workload, commit, run_dir.uri)
+        prepared = prepared_before(spec.data, run_dir, commit)
+        first_commit = continuation_of(spec).begun_from(run_dir, commit)[1]
+        check_same_config(spec.workload, first_commit, run_dir.uri)
+        spec = spec.with_parts(workload=as_begun(spec.workload, first_commit))
+        if commit is None:
+            kind_of(spec.data, spec.workload.objective)
+        return BegunJob(spec, commit, prepared, kept_config(first_commit), begins=commit is None)

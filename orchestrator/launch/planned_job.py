@@ -15,7 +15,7 @@ from orchestrator.launch.offline_checks import check_on_paper
 from orchestrator.launch.path_checks import check_all_uris, check_written
 from orchestrator.launch.preflight import check_on_machine, preflight
 from orchestrator.launch.worker import local_worker
-from orchestrator.parallel.layout import Layout
+from orchestrator.parallel.layout import Layout, ModelShape
 from orchestrator.planner.choose_layout import Plan, Verdict
 from orchestrator.planner.choose_precision import Choice
 from orchestrator.planner.device import Machine
@@ -25,9 +25,7 @@ from orchestrator.planner.splits import RolloutPlan, plan_rollouts
 from orchestrator.planner.trace.layout_memory import TracedMemory, plan_with_traces
 from orchestrator.resolve.precision import as_its_run, choice_of, in_chosen_precision
 from orchestrator.resolve.resolved_job import ResolvedJob
-from orchestrator.resolve.training_inputs import with_prepared_rows
 from orchestrator.storage.run_directory import RunDir
-from orchestrator.storage.uri import is_local
 from orchestrator.train.config import TrainSpec
 
 if TYPE_CHECKING:
@@ -117,10 +115,13 @@ def planned_on_paper(spec: JobSpec, device: str, trace: bool = True, run: RunDir
     Raises:
         InputError: the job is wrong, or the device is unknown.
     """
+    from orchestrator.resolve.training_inputs import prepared_rows
+    from orchestrator.storage.uri import is_local
+
     job, assumed = check_on_paper(spec.with_parts(resources=resources_on_device(spec.resources, device)))
     job = in_chosen_precision(job, partial(worker_on_device, device=device))
     if run is not None and all(is_local(uri) for source in spec.data.sources for uri in source.uris):
-        job = with_prepared_rows(job, run)
+        job = job.with_rows(prepared_rows(job.spec, run, job.folder_config))
     chosen_plan = _planned(
         spec.train,
         job,
@@ -144,6 +145,8 @@ def planned_locally(
 
     Raises InputError.
     """
+    from orchestrator.resolve.training_inputs import prepared_rows
+
     begin("reading the data and the model's configuration")
     requested = spec
     if run is not None:
@@ -153,7 +156,8 @@ def planned_locally(
     job = check_on_machine(
         spec, None, begin=partial(begin, "checking the model, the objective and the tokenizer")
     )
-    job = with_prepared_rows(job, run) if run is not None else job
+    if run is not None:
+        job = job.with_rows(prepared_rows(job.spec, run, job.folder_config))
     begin("tracing the memory of layouts" if trace else "comparing layouts")
     chosen_plan = planned_of(requested.train, job, trace=trace)
     begin("comparing the job with its run directory")
@@ -209,15 +213,15 @@ def _planned(train: TrainSpec, job: ResolvedJob, machine: Machine, must_fit: boo
         traced=sure.traced,
         choice=choice_of(train, job),
         verdicts=sure.verdicts,
-        assumed=_assumed_rows(job),
+        assumed=_assumed_rows(job.shape) if job.spec.has_varied_rows else (),
     )
 
 
-def _assumed_rows(job: ResolvedJob) -> tuple[str, ...]:
+def _assumed_rows(shape: ModelShape) -> tuple[str, ...]:
     """Return a line if rows may be shorter than planned, because the lengths of the samples are not known yet."""
-    if not job.spec.has_varied_rows or job.shape.row_tokens:
+    if shape.row_tokens:
         return ()
-    length = job.spec.data.sequence_length
+    length = shape.sequence_length
     return (f"every row has {length} tokens: the data is not prepared yet, and shorter rows take less time",)
 
 

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from cluster.workers.machine import host_memory
 from orchestrator.config.errors import InputError, Problems
 from orchestrator.config.spec import JobSpec
-from orchestrator.launch.begun_job import BegunJob, in_its_run
+from orchestrator.launch.begun_job import BegunJob
 from orchestrator.launch.init_checks import check_begins
 from orchestrator.launch.job_checks import check_job
 from orchestrator.launch.machine_checks import check_machine, check_room
@@ -41,7 +41,7 @@ def preflight(
     problems = Problems()
     begun = BegunJob(spec)
     with problems.noted():
-        begun = in_its_run(spec, run_dir)
+        begun = begun.in_run(run_dir)
     with problems.noted():
         job = check_on_machine(
             begun.spec,

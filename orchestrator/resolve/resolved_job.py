@@ -50,6 +50,10 @@ class ResolvedJob:
     precision: Choice | None = None
     folder_config: FolderConfig | None = None
 
+    def with_rows(self, row_tokens: tuple[tuple[int, float], ...]) -> ResolvedJob:
+        """Return the job with these mean lengths of rows, see `ModelShape`."""
+        return replace(self, shape=replace(self.shape, row_tokens=row_tokens))
+
     @property
     def notes(self) -> list[str]:
         """Return one line for each difference between this training and the model's configuration."""

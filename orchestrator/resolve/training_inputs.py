@@ -311,30 +311,31 @@ def _with_row_tokens(inputs: TrainingInputs, tokens: Tokens) -> ResolvedJob:
     found = mean_row_tokens(
         batches, lengths, spec.train, spec.data.sequence_length, draws=spec.workload.draws
     )
-    return replace(job, shape=replace(job.shape, row_tokens=found))
+    return job.with_rows(found)
 
 
-def with_prepared_rows(job: ResolvedJob, run: RunDir) -> ResolvedJob:
-    """Return the job with the lengths of rows of its prepared data; unchanged if that data is not there.
+def prepared_rows(
+    spec: JobSpec, run: RunDir, folder_config: FolderConfig | None
+) -> tuple[tuple[int, float], ...]:
+    """Return the `row_tokens` of a job's model shape by its prepared data; empty if that data is not there.
 
     Args:
-        job: the job.
+        spec: the job.
         run: its run directory.
+        folder_config: the pretrained folder's configuration that the run has kept; None to read the folder.
     """
     from orchestrator.data.progress import silent
     from orchestrator.data.store.tokens import Tokens
 
-    if not job.spec.has_varied_rows:
-        return job
+    if not spec.has_varied_rows:
+        return ()
     try:
-        data = prepared(job.spec, run, PreparedData(), silent, make=False)
+        data = prepared(spec, run, PreparedData(), silent, make=False)
         tokens = Tokens.open(data.uri, keep=0)
-        inputs = training_inputs(job.spec, tokens, folder_config=job.folder_config)
+        inputs = training_inputs(spec, tokens, folder_config=folder_config)
     except InputError:
-        return job
-    return replace(
-        job, shape=replace(job.shape, row_tokens=_with_row_tokens(inputs, tokens).shape.row_tokens)
-    )
+        return ()
+    return _with_row_tokens(inputs, tokens).shape.row_tokens
 
 
 class Beginning(NamedTuple):

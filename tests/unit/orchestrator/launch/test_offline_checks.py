@@ -13,8 +13,9 @@ from run_directories import run_of
 from orchestrator.config.errors import InputError
 from orchestrator.config.overrides import override
 from orchestrator.config.spec import JobSpec, dump, parse
-from orchestrator.launch.offline_checks import SubmittedJob, check_on_paper
+from orchestrator.launch.offline_checks import check_on_paper
 from orchestrator.launch.preflight import preflight
+from orchestrator.launch.submitted_job import SubmittedJob
 from orchestrator.storage.run_directory import RunDir
 from workloads.model.presets import PRESETS
 
