@@ -68,7 +68,7 @@ example-distill: install ## a small GPT learns from a larger one, and alone for 
 	@$(BIN)/orchestrator data corpus corpus
 	@$(BIN)/orchestrator run examples/distill.yaml
 
-example-compress: install ## the classifier of example-reviews, with a ninth of its bytes
+example-compress: install ## the classifier of example-reviews, with a tenth of its bytes
 	@$(BIN)/python examples/reviews.py
 	@$(BIN)/orchestrator run examples/compress.yaml
 
