@@ -216,8 +216,12 @@ class RayGang:
     # -- worker groups
 
     def _suits(self, group: AnyGroup) -> bool:
-        """Whether the present attempt can use the group."""
-        return group.spec == self._spec and group.holds(self._together)
+        """Whether the present attempt can use the group: its ranks can be divided into those that should share a node.
+
+        A group that is spread over nodes can be used only for as many as it was made for.
+        """
+        divides = group.has_one_actor and group.ranks % self._together == 0
+        return group.spec == self._spec and (group.ranks == self._together or divides)
 
     def _surplus(self) -> int:
         """The number of ready and pending workers beyond those to keep ready; negative if some are missing."""

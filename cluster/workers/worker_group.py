@@ -250,12 +250,10 @@ class WorkerGroup:
         """The number of its ranks."""
         return len(self.locations)
 
-    def holds(self, together: int) -> bool:
-        """Whether its ranks can be divided into groups of `together` ranks that share a node.
-
-        A group that is spread over nodes holds only as many as it was made for.
-        """
-        return self.ranks == together or (len(self.hosts) == 1 and self.ranks % together == 0)
+    @property
+    def has_one_actor(self) -> bool:
+        """Whether all of its ranks are in one actor, and so on one node."""
+        return len(self.hosts) == 1
 
     def host_of(self, index: int) -> tuple[Any, int]:
         """Return the actor of the rank at an index of the group, and the rank's index in that actor."""
@@ -402,9 +400,10 @@ class PendingGroup:
         """The number of ranks whose resources it occupies; 0 until Ray grants its placement group."""
         return self.ranks if self._hosts else 0
 
-    def holds(self, together: int) -> bool:
-        """See `WorkerGroup.holds`."""
-        return self.ranks == together or (len(self._shares) == 1 and self.ranks % together == 0)
+    @property
+    def has_one_actor(self) -> bool:
+        """See `WorkerGroup`."""
+        return len(self._shares) == 1
 
 
 def release(group: PlacementGroup, hosts: Iterable[Any]) -> None:

@@ -17,6 +17,10 @@ from orchestrator.observe.config import TrackingSpec
 
 SNAPSHOT_SHARE = 0.03
 """Share of a rank's time that snapshots may cost with `snapshot_every: auto`."""
+GENERATIONS = 2
+"""Copies of its state that a writer holds without snapshots: one is written to storage while the other is filled."""
+SNAPSHOT_GENERATIONS = 2
+"""More of them with snapshots: the last whole one, and the newest that this writer has made."""
 
 
 @dataclass(frozen=True)

@@ -27,16 +27,12 @@ from cluster.workers.fork_server import START_TIMEOUT
 from cluster.workers.program import command_of
 from orchestrator.checkpoint.commit_store import Store
 from orchestrator.checkpoint.committer import CommitOutcome
+from orchestrator.checkpoint.config import GENERATIONS, SNAPSHOT_GENERATIONS
 from orchestrator.checkpoint.peer_memory import LOCATION
 from orchestrator.checkpoint.pieces import TensorPiece
 from orchestrator.checkpoint.retention import Retention
 from orchestrator.checkpoint.shared_memory import SharedBuffer, room_for
 from orchestrator.checkpoint.snapshot_writer import Placement
-
-GENERATIONS = 2
-"""Copies of the state without snapshots: one is being written to storage while the other is filled."""
-SNAPSHOT_GENERATIONS = 2
-"""More of them with snapshots: the last whole one, and the newest that this writer has made."""
 
 
 class Saver:

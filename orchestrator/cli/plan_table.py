@@ -83,13 +83,8 @@ def show(
         for candidate in plan.candidates[:SHOWN]
     ]
     table(title, ["", "layout", "memory a rank", "step", "speed", "because"], rows)
-    if more := len(plan.candidates) + plan.passed_over - SHOWN:
-        print(
-            f"  and {more} more legal layout{'s' if more > 1 else ''}, besides those that cannot be faster"
-            if more > 0
-            else "",
-            end="\n" if more > 0 else "",
-        )
+    if (more := len(plan.candidates) + plan.passed_over - SHOWN) > 0:
+        print(f"  and {more} more legal layout{'s' if more > 1 else ''}, besides those that cannot be faster")
     reasons: dict[str, int] = {}
     for _, reason in plan.rejected:
         reasons[reason] = reasons.get(reason, 0) + 1

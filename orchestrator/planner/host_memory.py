@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from cluster.workers.gang import workers_text
+from orchestrator.checkpoint.config import GENERATIONS, SNAPSHOT_GENERATIONS
 from orchestrator.config.errors import InputError
 from orchestrator.config.resources import ResourceSpec
 from orchestrator.optim.config import OptimizerSpec
@@ -11,11 +12,6 @@ from orchestrator.parallel.layout import ModelShape
 from orchestrator.planner.simulation.update import kept_numbers
 
 MUST_FIT_HINT = "must_fit: false runs it all the same"
-GENERATIONS = 2
-"""Copies of the state that a saver holds: one is written to storage while the other is filled."""
-SNAPSHOT_GENERATIONS = 2
-"""Copies that it holds besides for snapshots: the last whole one, and the newest that it has made."""
-
 SERVER_COPIES = 2 + 1
 """Copies of the state that the snapshot servers of all nodes hold together: the last whole snapshot, one that some
 ranks have made, and one that arrives."""

@@ -287,18 +287,18 @@ def resolve_over(
     digest = digest_of(spec.data, tokens)
     if source:
         check_same_data(spec.train, source, digest, data.uri)
-    return _with_row_tokens(inputs, tokens), digest, [*notes, *_set_notes(spec.data, tokens, data.sets)]
+    job = inputs.job.with_rows(_row_tokens(inputs, tokens))
+    return job, digest, [*notes, *_set_notes(spec.data, tokens, data.sets)]
 
 
-def _with_row_tokens(inputs: TrainingInputs, tokens: Tokens) -> ResolvedJob:
-    """Return the job with the lengths of rows in its `shape`, if its rows are cut to samples that are all prepared."""
+def _row_tokens(inputs: TrainingInputs, tokens: Tokens) -> tuple[tuple[int, float], ...]:
+    """Return the `row_tokens` of a job's model shape; empty unless rows are cut to samples that are all prepared."""
     from orchestrator.parallel.layout import Layout
     from orchestrator.resolve.row_lengths import lengths_of, mean_row_tokens
 
-    job = inputs.job
-    spec = job.spec
+    spec = inputs.job.spec
     if spec.data.samples is not None or spec.rollout is not None or tokens.sections is not None:
-        return job
+        return ()
     batches = inputs.text[0]
     lengths = lengths_of(
         inputs.workload,
@@ -308,10 +308,7 @@ def _with_row_tokens(inputs: TrainingInputs, tokens: Tokens) -> ResolvedJob:
         packed=batches.packed,
         has_means=spec.distill is not None and spec.distill.looks_inside,
     )
-    found = mean_row_tokens(
-        batches, lengths, spec.train, spec.data.sequence_length, draws=spec.workload.draws
-    )
-    return job.with_rows(found)
+    return mean_row_tokens(batches, lengths, spec.train, spec.data.sequence_length, draws=spec.workload.draws)
 
 
 def prepared_rows(
@@ -335,7 +332,7 @@ def prepared_rows(
         inputs = training_inputs(spec, tokens, folder_config=folder_config)
     except InputError:
         return ()
-    return _with_row_tokens(inputs, tokens).shape.row_tokens
+    return _row_tokens(inputs, tokens)
 
 
 class Beginning(NamedTuple):

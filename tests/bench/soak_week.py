@@ -8,11 +8,11 @@ server. The trace has the published statistics of spot machines: 3.26 of 4 nodes
 every half hour. Every other loss comes with notice. Between the changes random ranks are killed. The run evaluates,
 exports every checkpoint and reports to MLflow.
 
-Of each half hour only the seconds are run in which something happens: from the change until the run uses the nodes that
-are up, and the next steps. A sample sleeps in place of a device's work, so that steps on fewer nodes take longer and
-processors are free. The oracle uses every node at once and loses nothing; its step is the median step on so many
-nodes. The cost of a change is the number of steps that the oracle does meanwhile and the run does not. The week has
-every cost once, and otherwise the undisturbed steps with their evaluations and checkpoints. To be quicker, the run
+The script runs only the seconds of each half hour in which something happens: from the change until the run uses the
+nodes that are up, and the next steps. A sample sleeps in place of a device's work, so that steps on fewer nodes take
+longer and processors are free. The oracle uses every node at once and loses nothing; its step is the median step on so
+many nodes. The cost of a change is the number of steps that the oracle does meanwhile and the run does not. The week
+has every cost once, and otherwise the undisturbed steps with their evaluations and checkpoints. To be quicker, the run
 grows once there is room for --roomy seconds; the week is charged with the seconds of a real run.
 
 FOLDER/week.json has what was measured, FOLDER/week.png what the lasting processes held after each attempt. Ends with
@@ -56,7 +56,7 @@ PATIENCE = 600.0
 NOTICE = 2.0
 """Seconds from a notice to the end of the node, at most."""
 SECONDS, BATCH = 0.01, 24
-"""Of a sample, and samples of a step."""
+"""Seconds that a sample sleeps, and samples of a step."""
 GOODPUT = 0.97
 GROWS = {"metrics.jsonl", "mlflow.db", "mlflow.db-journal", "checkpoints", "export", "cache"}
 """Files and folders that grow with the steps, or whose size changes with each checkpoint."""

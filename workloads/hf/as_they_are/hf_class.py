@@ -265,9 +265,11 @@ class HuggingFaceModel:
         weights = 0.0
         for module in self.bare.modules():
             if is_stack(module):
-                of_experts = [len(p) for p in module.parameters() if p.dim() == 3]
-                total = sum(p.numel() for p in module.parameters() if p.dim() == 3)
-                weights += total * min(1.0, (chosen or max(of_experts)) / max(of_experts))
+                stacked = [parameter for parameter in module.parameters() if parameter.dim() == 3]
+                experts = max(map(len, stacked))
+                weights += sum(parameter.numel() for parameter in stacked) * min(
+                    1.0, (chosen or experts) / experts
+                )
         return weights
 
 

@@ -39,7 +39,7 @@ def test_parts_are_means_and_what_they_leave_is_told() -> None:
 
 
 def test_the_line_says_that_it_is_about_the_mean() -> None:
-    """A summary has the median beside it, which one slow step and commits do not raise."""
+    """A summary also shows the median, which neither a slow step nor a commit raises."""
     found = line(row(), row(commit=0.2), {**row(), "step_seconds": 5.0})
     assert found.startswith("a step takes 2.3 s in the mean: ")
 

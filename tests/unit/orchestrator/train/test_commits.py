@@ -59,18 +59,21 @@ def context_of(rank: int, **more: Any) -> SimpleNamespace:
     )
 
 
+class Writer:
+    """Writes nothing, and fails at nothing."""
+
+    failed_step = -1
+
+    def close(self, timeout: float) -> list[Any]:
+        return []
+
+    def tell_failed(self, steps: Any) -> None:
+        pass
+
+
 def test_a_last_commit_that_is_tried_again_says_why_and_how_often(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    class Writer:
-        failed_step = -1
-
-        def close(self, timeout: float) -> list[Any]:
-            return []
-
-        def tell_failed(self, steps: Any) -> None:
-            pass
-
     def opened() -> Any:
         tries.append("again")
         if len(tries) == 3:
@@ -105,8 +108,8 @@ def test_of_the_last_commit_rank_0_hears_from_the_others_before_it_waits_for_the
 ) -> None:
     done: list[Any] = []
 
-    class Writer:
-        """Of which the save has failed, as `close` finds out."""
+    class FailedWriter:
+        """The save has failed, as `close` finds out."""
 
         failed_step = -1
 
@@ -128,7 +131,7 @@ def test_of_the_last_commit_rank_0_hears_from_the_others_before_it_waits_for_the
     found = commits(tmp_path)
     found._context = context_of(rank)  # type: ignore[assignment]
     found._task = SimpleNamespace(restore=None)  # type: ignore[assignment]
-    found._saved, found._saver, found._latest = 900, Writer(), (900, "it fails")  # type: ignore[assignment]
+    found._saved, found._saver, found._latest = 900, FailedWriter(), (900, "it fails")  # type: ignore[assignment]
     if rank == 0:
         with pytest.raises(OSError, match="the commit at step 900 failed: it fails; the disk is full"):
             found.finish({"step": 900})
@@ -142,16 +145,6 @@ def test_the_last_commit_releases_the_rows_that_wait_for_a_snapshot(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A stop may come between two steps, where no row says that it is the last."""
-
-    class Writer:
-        failed_step = -1
-
-        def close(self, timeout: float) -> list[Any]:
-            return []
-
-        def tell_failed(self, steps: Any) -> None:
-            pass
-
     released: list[int] = []
     monkeypatch.setattr(module, "gather_json", lambda told: [told])
     monkeypatch.setattr(module, "agree", lambda *told, **_: SimpleNamespace(stop=False, failures=told[2]))

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import trl
+from hf_tokenizers import of_bytes
 from jinja2 import TemplateError
 from thin import every
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
@@ -67,16 +68,8 @@ THOUGHT = [user("qone"), answer("aone", reasoning_content="hmmm")]
 TALKS: dict[str, list[dict[str, Any]]] = {"one": ONE, "two": TWO, "calls": CALLS, "thought": THOUGHT}
 
 
-def of_bytes() -> Tokenizer:
-    """A tokenizer whose tokens are bytes: what is a text's is told from its tokens."""
-    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
-    found = Tokenizer(models.BPE({letter: number for number, letter in enumerate(letters)}, []))
-    found.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    found.decoder = decoders.ByteLevel()
-    return found
-
-
 BYTES = of_bytes()
+"""What is a text's is told from its tokens."""
 THEIRS = PreTrainedTokenizerFast(tokenizer_object=BYTES)
 ASSISTANT, SENTENCE_ENDS = "<\uff5cAssistant\uff5c>", "<\uff5cend\u2581of\u2581sentence\uff5c>"
 """What DeepSeek's templates write."""
