@@ -257,6 +257,11 @@ class TransformerConfig:
             object.__setattr__(self, "decoder_layers", self.decoder_layers or self.layers)
             if self.head not in ("language", "none"):
                 raise WorkloadError(f"an encoder-decoder has no {self.head} head; set head: language")
+            if self.embedding_size != self.hidden or self.head_bias:
+                raise WorkloadError(
+                    "an encoder-decoder embeds tokens in hidden numbers, and its head has no bias; "
+                    "leave out embedding_size and head_bias"
+                )
         elif self.decoder_layers:
             raise WorkloadError(f"{self.architecture} has no decoder_layers; set layers instead")
         if self.shared_layers and (seq2seq or self.moe):

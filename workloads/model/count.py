@@ -25,7 +25,7 @@ def parameters(config: TransformerConfig, active: bool = False) -> int:
     stacks += sides * (
         _embeddings(config) + relative + (_norm(config, config.hidden) if config.final_norm else 0)
     )
-    stacks += config.vocab_size * _table_width(config) + _projection(config) + _head(config)
+    stacks += config.vocab_size * config.embedding_size + _projection(config) + _head(config)
     if config.generator:
         small = config.generator_config()
         stacks += _layers(small, small.layers, False, active) + _projection(small) + _head(small)
@@ -108,13 +108,8 @@ def _embeddings(config: TransformerConfig) -> int:
     return tables * size + (_norm(config, size) if config.embedding_norm else 0)
 
 
-def _table_width(config: TransformerConfig) -> int:
-    """Return the size of a token's vector. An encoder-decoder has no factorised embedding."""
-    return config.hidden if config.architecture == "encoder-decoder" else config.embedding_size
-
-
 def _projection(config: TransformerConfig) -> int:
-    if _table_width(config) == config.hidden:
+    if config.embedding_size == config.hidden:
         return 0
     return _linear(config.embedding_size, config.hidden, True)
 
@@ -148,8 +143,7 @@ def _row_head(config: TransformerConfig) -> int:
 
 
 def _has_bias(config: TransformerConfig) -> bool:
-    has_option = config.head == "language" and config.architecture != "encoder-decoder"
-    return config.head == "masked" or (has_option and config.head_bias)
+    return config.head == "masked" or (config.head == "language" and config.head_bias)
 
 
 def _head(config: TransformerConfig) -> int:

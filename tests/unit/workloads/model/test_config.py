@@ -76,6 +76,8 @@ def test_positions_may_have_the_names_of_transformers(theirs: dict) -> None:
         ("bert-tiny", {"window": 4, "random_blocks": 1, "block_size": 0}, "block_size is 0"),
         ("gpt-tiny", {"rope_scaling": {"kind": "linear", "factor": 2.0}}, "learned"),
         ("gpt-tiny", {"decoder_layers": 2}, "has no decoder_layers"),
+        ("t5-tiny", {"embedding_size": 16}, "leave out embedding_size and head_bias"),
+        ("bart-tiny", {"head_bias": True}, "leave out embedding_size and head_bias"),
         ("gpt-tiny", {"embedding_size": 16}, "a tied language head"),
         ("gpt-tiny", {"head": "sequence"}, "needs classes"),
         ("gpt-tiny", {"sentence_head": True}, "use an encoder"),
