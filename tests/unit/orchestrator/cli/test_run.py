@@ -66,7 +66,8 @@ def test_the_status_of_a_run_that_is_at_work_or_lost(command: Any, here: Path) -
     assert (found["state"], found["controller"]) == ("lost", "gone")
     path.write_text(json.dumps({**status, "processes": [], "time": time.time() - 60}))
     found = json.loads(command("status", "runs/small", "--json").out)
-    assert (found["state"], found["controller"]) == ("train", "silent for 1 min 00 s")
+    assert found["state"] == "train"
+    assert found["controller"].startswith("silent for 1 min ")
     assert " left" not in command("status", "runs/small").out
     path.write_text(json.dumps({**status, "time": 1e12}))
     assert json.loads(command("status", "runs/small", "--json").out)["controller"] == "alive"
