@@ -28,8 +28,10 @@ GAP_HALF_LIFE = 10.0
 """Seconds in which the remembered longest gap fades to half, whatever the number of ranks."""
 SELECT_TIMEOUT = 0.2
 """The longest time between two reads of the connections, in seconds."""
-PING_INTERVAL = 1.0
-"""Seconds between messages to the ranks. A rank without any for `rank_process.FENCE_TIMEOUT` ends itself."""
+SAVED_INTERVAL = 1.0
+"""Seconds between messages to the ranks that send rows, which they keep until these are stored."""
+PING_INTERVAL = 5.0
+"""Seconds between messages to all ranks. A rank without any for `rank_process.FENCE_TIMEOUT` ends itself."""
 BACKLOG = 4096
 """Connections that may wait to be accepted. The kernel may allow fewer (net.core.somaxconn)."""
 FIELDS = ("state", "pid", "error", "result", "step", "evaluated_batches", "modules", "waiting", "leaving")
@@ -65,8 +67,10 @@ class HeartbeatServer:
         """The monotonic time of the last heartbeat that counted for it."""
         self._saved = 0
         """How many rows are safely stored."""
-        self._pinged_at = 0.0
-        """The monotonic time of the last message to all ranks."""
+        self._told_at = self._pinged_at = 0.0
+        """The monotonic times of the last message to the ranks that send rows, and to all."""
+        self._with_rows: set[int] = set()
+        """The ranks that send rows."""
         self._observed_at = time.monotonic()
         """Every message that arrived before this monotonic time has been read."""
         self._closed = False
@@ -88,7 +92,7 @@ class HeartbeatServer:
             ]
             self._rows = []
             # What a rank of the attempt before still sends has the old token, and is dropped.
-            self._connections = {}
+            self._connections, self._with_rows = {}, set()
             self._token = secrets.token_hex(16)
             self._port = 0
             self._gap = 0.0
@@ -136,9 +140,10 @@ class HeartbeatServer:
 
     def broadcast(self, message: dict[str, Any]) -> None:
         """Send a message to all ranks. A rank with a full connection misses it, and soon counts as silent."""
+        line = _line(message)
         with self._lock:
             for connection in self._connections.values():
-                _send(connection, message)
+                _send(connection, line)
 
     def close(self) -> None:
         """Stop listening. Running ranks end themselves."""
@@ -189,15 +194,20 @@ class HeartbeatServer:
                 yield accepted
 
     def _ping(self) -> None:
-        """Tell the ranks every PING_INTERVAL that the run continues, and how many rows are saved.
+        """Tell the ranks at intervals that the run continues, and how many rows are saved.
 
         This happens in the listening thread, because the thread that polls may wait long for storage.
         """
-        if time.monotonic() - self._pinged_at > PING_INTERVAL:
-            self._pinged_at = time.monotonic()
+        now = time.monotonic()
+        if now - self._pinged_at > PING_INTERVAL:
+            self._pinged_at = self._told_at = now
+            self.broadcast({"saved": self._saved})
+        elif now - self._told_at > SAVED_INTERVAL:
+            self._told_at = now
+            line = _line({"saved": self._saved})
             with self._lock:
-                for connection in self._connections.values():
-                    _send(connection, {"saved": self._saved})
+                for rank in self._with_rows & self._connections.keys():
+                    _send(self._connections[rank], line)
 
     def _read(self, connection: _Connection) -> bool:
         """Read what has arrived on a connection. Returns whether to keep it."""
@@ -212,7 +222,8 @@ class HeartbeatServer:
             return False
         *lines, connection.unread = (connection.unread + data).split(b"\n")
         try:
-            return all(self._receive(connection, json.loads(line)) for line in lines)
+            # A heartbeat without news is an empty line.
+            return all(self._receive(connection, json.loads(line) if line else {}) for line in lines)
         except (ValueError, KeyError, TypeError):
             return False
 
@@ -225,7 +236,7 @@ class HeartbeatServer:
                 connection.token, connection.rank = self._token, message["rank"]
                 self._connections[connection.rank] = connection.socket
                 if self._port:
-                    _send(connection.socket, {"port": self._port})
+                    _send(connection.socket, _line({"port": self._port}))
             if connection.token != self._token:
                 return False
             before = self._status[connection.rank]
@@ -234,20 +245,29 @@ class HeartbeatServer:
                 # The longest gap, which fades: limits on silence follow what this gang and machine did lately.
                 faded = self._gap * 0.5 ** ((now - self._gap_at) / GAP_HALF_LIFE)
                 self._gap, self._gap_at = max(now - before.last_heartbeat, faded), now
-            fields = _status_fields(message, now)
-            self._status[connection.rank] = dataclasses.replace(before, last_heartbeat=now, **fields)
+            fields = _status_fields(message, now) if message else {}
+            status = dataclasses.replace(before, last_heartbeat=now, **fields)
+            self._status[connection.rank] = status
+            if message:
+                self._take(connection, status, message)
+        return True
+
+    def _take(self, connection: _Connection, status: RankStatus, message: dict[str, Any]) -> None:
+        """Handle what only this message of a rank has, which by now has this status."""
+        if message.get("rows"):
             self._rows += _with_local_times(message)
-            shared_fields = {"time": wall(), "node": before.node, "step": max(message.get("step", 0), 0)}
-            self._nodes += [{**shared_fields, "values": values} for values in message.get("nodes", ())]
-            if message.get("port") and not self._port:
-                self._port = message["port"]
-                for other in self._connections.values():
-                    _send(other, {"port": self._port})
-            if message.get("ended"):
-                _send(connection.socket, {"acknowledged": True})
+            self._with_rows.add(status.rank)
+        shared_fields = {"time": wall(), "node": status.node, "step": max(status.step, 0)}
+        self._nodes += [{**shared_fields, "values": values} for values in message.get("nodes", ())]
+        if message.get("port") and not self._port:
+            self._port = message["port"]
+            line = _line({"port": self._port})
+            for other in self._connections.values():
+                _send(other, line)
+        if message.get("ended"):
+            _send(connection.socket, _line({"acknowledged": True}))
         if message.get("rows") or message.get("ended") or "hang" in message:
             self._changed.set()
-        return True
 
     def _on_disconnect(self, connection: _Connection) -> None:
         with self._lock:
@@ -287,13 +307,15 @@ def _status_fields(message: dict[str, Any], now: float) -> dict[str, Any]:
 
 def _with_local_times(message: dict[str, Any]) -> list[dict[str, Any]]:
     """The rows of a message with their `time` by this host's clock, since clocks of hosts may differ."""
-    rows: list[dict[str, Any]] = message.get("rows") or []
     offset = wall() - message["now"] if "now" in message else 0.0
-    return [{**row, "time": row["time"] + offset} if "time" in row else row for row in rows]
+    return [{**row, "time": row["time"] + offset} if "time" in row else row for row in message["rows"]]
 
 
-def _send(connection: socket.socket, message: dict[str, Any]) -> None:
-    line = json.dumps(message).encode() + b"\n"
+def _line(message: dict[str, Any]) -> bytes:
+    return json.dumps(message).encode() + b"\n"
+
+
+def _send(connection: socket.socket, line: bytes) -> None:
     with contextlib.suppress(OSError):
         # One frozen rank must not hold up the thread that reads all others.
         if connection.send(line, socket.MSG_DONTWAIT) < len(line):

@@ -101,8 +101,8 @@ class HeartbeatSender:
         self._sent = 0
         self._hang: HangReport | None = None
         """The answer to the question what this rank waits for, until it is sent."""
-        self._last_changes: dict[str, Any] = {"modules": 0, "work": None, "stage": None}
-        """The last values of the fields that are sent when they change."""
+        self._last: dict[str, Any] = {}
+        """The fields as the server knows them."""
         self._readings: deque[dict[str, float]] = deque(maxlen=READINGS)
         self._ending = threading.Event()
         self._reader = threading.Thread(target=self._read_node, name="node-metrics", daemon=True)
@@ -140,46 +140,55 @@ class HeartbeatSender:
     def _send_heartbeats(self) -> None:
         interval = heartbeat_interval(self._context.rank_info.world_size)
         try:
-            while not self._acknowledged.wait(MIN_INTERVAL):
+            while True:
                 self._context.changed.clear()
-                context = self._context
+                sent_at = time.monotonic()
                 fields = self._fields  # read before the rows, so that a final state comes with all rows
-                rows = context.take_rows(self._sent, 0)
+                rows = self._context.take_rows(self._sent, 0)
                 self._sent += len(rows)
-                state = {
-                    "step": context.step,
-                    "evaluated_batches": context.evaluated_batches,
-                    "waiting": context.is_waiting,
-                    "leaving": context.is_leaving,
-                }
-                # Clocks of two hosts cannot be compared, so the message says how long ago something happened.
-                times: dict[str, Any] = {"now": wall()}
-                if "failed_at" in fields:
-                    times["failed_ago"] = time.monotonic() - fields["failed_at"]
-                if (hang := self._hang) is not None:
-                    self._hang = None
-                    times["hang"] = dataclasses.asdict(hang)
-                if self._readings:
-                    times["nodes"] = [self._readings.popleft() for _ in range(len(self._readings))]
-                self._send({**fields, **state, **self._changes(), **times, "rows": rows})
+                self._send({**self._changes(fields), **self._once(fields, rows)})
                 if fields.get("ended"):
                     return
-                # At a change at once, but never more often than MIN_INTERVAL, which the head of the loop waits.
-                context.changed.wait(interval)
+                # At a change at once, but never more often than MIN_INTERVAL.
+                if self._context.changed.wait(interval):
+                    time.sleep(max(sent_at + MIN_INTERVAL - time.monotonic(), 0.0))
         except OSError:
             os._exit(1)  # the heartbeat server is gone
 
-    def _changes(self) -> dict[str, Any]:
-        """Return the fields that rarely change, where they differ from those sent before."""
-        work = self._context.work
+    def _changes(self, fields: dict[str, Any]) -> dict[str, Any]:
+        """Return the fields of a heartbeat that differ from those sent before."""
+        context = self._context
         now = {
+            **fields,
+            "step": context.step,
+            "evaluated_batches": context.evaluated_batches,
+            "waiting": context.is_waiting,
+            "leaving": context.is_leaving,
             "modules": len(sys.modules),
-            "work": dataclasses.asdict(work) if work else None,
-            "stage": dataclasses.asdict(self._context.stage),
+            "work": context.work,
+            "stage": context.stage,
         }
-        changes = {name: value for name, value in now.items() if value != self._last_changes[name]}
-        self._last_changes.update(changes)
+        now.pop("failed_at", None)
+        changes = {name: value for name, value in now.items() if self._last.get(name, ...) != value}
+        self._last.update(changes)
+        for name in {"work", "stage"} & changes.keys():
+            changes[name] = dataclasses.asdict(changes[name]) if changes[name] else None
         return changes
+
+    def _once(self, fields: dict[str, Any], rows: list[dict[str, Any]]) -> dict[str, Any]:
+        """Return what only this heartbeat has: rows, readings of the node, an answer and the time of a failure."""
+        once: dict[str, Any] = {}
+        if rows:
+            once = {"rows": rows, "now": wall()}
+        # Clocks of two hosts cannot be compared, so the message says how long ago something happened.
+        if "failed_at" in fields:
+            once["failed_ago"] = time.monotonic() - fields["failed_at"]
+        if (hang := self._hang) is not None:
+            self._hang = None
+            once["hang"] = dataclasses.asdict(hang)
+        if self._readings:
+            once["nodes"] = [self._readings.popleft() for _ in range(len(self._readings))]
+        return once
 
     def _read_messages(self) -> None:
         """Read the server's messages. The process ends after FENCE_TIMEOUT seconds without any."""
@@ -218,7 +227,8 @@ class HeartbeatSender:
             self._context.on_hang(send)
 
     def _send(self, message: dict[str, Any]) -> None:
-        self._socket.sendall(json.dumps(message).encode() + b"\n")
+        # A heartbeat without news is an empty line, which the server need not parse.
+        self._socket.sendall((json.dumps(message).encode() if message else b"") + b"\n")
 
 
 def heartbeat_interval(world: int) -> float:

@@ -17,7 +17,7 @@ import pytest
 from cluster.workers.clock import wall
 from cluster.workers.gang import Cause, GangStatus, RankStatus
 from cluster.workers.hang_report import HangReport
-from cluster.workers.heartbeat import HeartbeatServer, _send
+from cluster.workers.heartbeat import HeartbeatServer, _line, _send
 from cluster.workers.rank_process import heartbeat_interval
 
 
@@ -303,8 +303,8 @@ def test_nothing_follows_a_message_that_was_cut() -> None:
         connection, _ = listener.accept()
     with rank, connection:
         for number in range(20_000):
-            _send(connection, {"saved": number, "text": "x" * 1000})
-        _send(connection, {"stop": True})
+            _send(connection, _line({"saved": number, "text": "x" * 1000}))
+        _send(connection, _line({"stop": True}))
         data = b""
         while part := rank.recv(1 << 20):
             data += part
