@@ -174,7 +174,7 @@ class Run:
         """The last step that was done."""
         if self._peer == "ours":
             with contextlib.suppress(FileNotFoundError, IndexError):
-                return int(rows(self.folder / "run")[-1]["step"])
+                return int(json.loads(_lines(self.folder / "run/metrics.jsonl")[-1])["step"])
             return 0
         return max((int(_lines(path)[-1].split()[0]) for path in self.folder.glob("steps*.txt")), default=0)
 
@@ -228,8 +228,9 @@ class Run:
 
 
 def _lines(path: Path) -> list[str]:
+    """The lines of a file; the last one may still be written, and is left out then."""
     with contextlib.suppress(FileNotFoundError):
-        return path.read_text().splitlines()
+        return path.read_text().split("\n")[:-1]
     return []
 
 
