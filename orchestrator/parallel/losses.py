@@ -18,7 +18,7 @@ from orchestrator.parallel.device import Device
 from orchestrator.parallel.distilling import EXTRA, Distilling, is_of_predicted
 from orchestrator.parallel.layout import Layout
 from orchestrator.parallel.mesh import Mesh
-from orchestrator.parallel.rank_messages import gather_json
+from orchestrator.parallel.rank_messages import gather_json, sum_over_ranks
 from orchestrator.parallel.tensor import VocabularyLoss
 from orchestrator.train.distillation.config import DistillSpec
 from workloads.model.chunked_loss import ChunkedLoss
@@ -262,10 +262,8 @@ class StepLosses:
             labels = sum(_labels_in(batch, predicts_spans) for batch in micro_batches)
         # fp64: a count must be exact, and fp32 ends at 2^24.
         total = torch.tensor([labels if is_first else 0], dtype=torch.float64)
-        if self._layout.world > 1:
-            # On the CPU with gloo: a GPU would have to be synchronised for one number, before its work has begun.
-            dist.all_reduce(total)
-        return float(total)
+        # On the CPU with gloo: a GPU would have to be synchronised for one number, before its work has begun.
+        return float(sum_over_ranks(total))
 
     def take_baseline(self, sums: EvaluationSums) -> None:
         """Set `baseline` from an evaluation of the same samples."""
@@ -460,13 +458,11 @@ class StepLosses:
         # does not depend on dp.
         sums = {name: tree_sum(torch.stack(parts)) for name, parts in self._parts.items()}
         mine = torch.stack([square.to(zero), *(sums.get(name, zero) for name in names)])
-        everyone = mine
         if self._layout.world > 1:
-            everyone = mine.new_empty(self._layout.world * len(mine))
-            dist.all_gather_single(everyone, mine)
-        # [world, 1 + metrics]. Each rank adds the rows itself, in rank order and in a tree: an all-reduce may add them
-        # in another order, and this way every rank and every data-parallel width has the same bits.
-        total, *values = tree_sum(everyone.view(-1, len(mine))).tolist()
+            # On the CPU, which needs the numbers anyway. In a tree too: an all-reduce may add in another order, and this
+            # way every rank and every data-parallel width has the same bits.
+            mine = sum_over_ranks(mine.cpu())
+        total, *values = mine.tolist()
         return total, dict(zip(names, values, strict=True))
 
     def _agreed_names(self) -> list[str]:
