@@ -28,6 +28,10 @@ GAP_HALF_LIFE = 10.0
 """Seconds in which the remembered longest gap fades to half, whatever the number of ranks."""
 SELECT_TIMEOUT = 0.2
 """The longest time between two reads of the connections, in seconds."""
+PAUSE_OF_RANK = 1e-5
+"""Seconds for each rank between two reads. Without a pause, each pass of the loop reads few of thousands of ranks."""
+MOST_PAUSE = 0.02
+"""The longest pause, in seconds. A death is seen that much later."""
 PING_INTERVAL = 1.0
 """Seconds between messages to the ranks. A rank without any for `rank_process.FENCE_TIMEOUT` ends itself."""
 BACKLOG = 4096
@@ -153,6 +157,7 @@ class HeartbeatServer:
         connections: dict[socket.socket, _Connection] = {}
         while not self._closed:
             self._selector.select(SELECT_TIMEOUT)
+            time.sleep(min(len(connections) * PAUSE_OF_RANK, MOST_PAUSE))
             # Taken between the two selects: what arrived before this time is seen by the second one, which does not
             # wait.
             observed_at = time.monotonic()
@@ -237,8 +242,10 @@ class HeartbeatServer:
             fields = _status_fields(message, now)
             self._status[connection.rank] = dataclasses.replace(before, last_heartbeat=now, **fields)
             self._rows += _with_local_times(message)
-            shared_fields = {"time": wall(), "node": before.node, "step": max(message.get("step", 0), 0)}
-            self._nodes += [{**shared_fields, "values": values} for values in message.get("nodes", ())]
+            if readings := message.get("nodes"):
+                step = max(self._status[connection.rank].step, 0)
+                shared_fields = {"time": wall(), "node": before.node, "step": step}
+                self._nodes += [{**shared_fields, "values": values} for values in readings]
             if message.get("port") and not self._port:
                 self._port = message["port"]
                 for other in self._connections.values():
@@ -287,7 +294,7 @@ def _status_fields(message: dict[str, Any], now: float) -> dict[str, Any]:
 
 def _with_local_times(message: dict[str, Any]) -> list[dict[str, Any]]:
     """The rows of a message with their `time` by this host's clock, since clocks of hosts may differ."""
-    rows: list[dict[str, Any]] = message.get("rows") or []
+    rows: list[dict[str, Any]] = message.get("rows", [])
     offset = wall() - message["now"] if "now" in message else 0.0
     return [{**row, "time": row["time"] + offset} if "time" in row else row for row in rows]
 

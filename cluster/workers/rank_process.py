@@ -101,8 +101,8 @@ class HeartbeatSender:
         self._sent = 0
         self._hang: HangReport | None = None
         """The answer to the question what this rank waits for, until it is sent."""
-        self._last_changes: dict[str, Any] = {"modules": 0, "work": None, "stage": None}
-        """The last values of the fields that are sent when they change."""
+        self._last_sent: dict[str, Any] = {}
+        """The last value of each field that is sent only when it changes."""
         self._readings: deque[dict[str, float]] = deque(maxlen=READINGS)
         self._ending = threading.Event()
         self._reader = threading.Thread(target=self._read_node, name="node-metrics", daemon=True)
@@ -146,22 +146,17 @@ class HeartbeatSender:
                 fields = self._fields  # read before the rows, so that a final state comes with all rows
                 rows = context.take_rows(self._sent, 0)
                 self._sent += len(rows)
-                state = {
-                    "step": context.step,
-                    "evaluated_batches": context.evaluated_batches,
-                    "waiting": context.is_waiting,
-                    "leaving": context.is_leaving,
-                }
-                # Clocks of two hosts cannot be compared, so the message says how long ago something happened.
-                times: dict[str, Any] = {"now": wall()}
+                message = self._changes(fields)
+                if rows:
+                    message |= {"rows": rows, "now": wall()}  # clocks of two hosts cannot be compared
                 if "failed_at" in fields:
-                    times["failed_ago"] = time.monotonic() - fields["failed_at"]
+                    message["failed_ago"] = time.monotonic() - fields["failed_at"]
                 if (hang := self._hang) is not None:
                     self._hang = None
-                    times["hang"] = dataclasses.asdict(hang)
+                    message["hang"] = dataclasses.asdict(hang)
                 if self._readings:
-                    times["nodes"] = [self._readings.popleft() for _ in range(len(self._readings))]
-                self._send({**fields, **state, **self._changes(), **times, "rows": rows})
+                    message["nodes"] = [self._readings.popleft() for _ in range(len(self._readings))]
+                self._send(message)
                 if fields.get("ended"):
                     return
                 # At a change at once, but never more often than MIN_INTERVAL, which the head of the loop waits.
@@ -169,17 +164,23 @@ class HeartbeatSender:
         except OSError:
             os._exit(1)  # the heartbeat server is gone
 
-    def _changes(self) -> dict[str, Any]:
-        """Return the fields that rarely change, where they differ from those sent before."""
-        work = self._context.work
+    def _changes(self, fields: dict[str, Any]) -> dict[str, Any]:
+        """Return what differs from what was sent before, of these fields and of the context."""
+        context = self._context
+        work = context.work
         now = {
+            **fields,
+            "step": context.step,
+            "evaluated_batches": context.evaluated_batches,
+            "waiting": context.is_waiting,
+            "leaving": context.is_leaving,
             "modules": len(sys.modules),
             "work": dataclasses.asdict(work) if work else None,
-            "stage": dataclasses.asdict(self._context.stage),
+            "stage": dataclasses.asdict(context.stage),
         }
-        changes = {name: value for name, value in now.items() if value != self._last_changes[name]}
-        self._last_changes.update(changes)
-        return changes
+        last = self._last_sent
+        self._last_sent = now
+        return {name: value for name, value in now.items() if name not in last or value != last[name]}
 
     def _read_messages(self) -> None:
         """Read the server's messages. The process ends after FENCE_TIMEOUT seconds without any."""

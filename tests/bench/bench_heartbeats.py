@@ -49,7 +49,7 @@ def beat(
     connections = {}
     for rank in ranks:
         connections[rank] = socket.create_connection((host, int(port)), 60.0)
-        hello = {"token": token, "rank": rank, "pid": os.getpid()}
+        hello = {"token": token, "rank": rank, "pid": os.getpid(), "state": "running"}
         connections[rank].sendall(json.dumps(hello).encode() + b"\n")
     selector = selectors.DefaultSelector()
     for connection in connections.values():
@@ -62,10 +62,9 @@ def beat(
     while (now := time.monotonic()) < until:
         for rank, at in due.items():
             if at <= now and rank in connections:
-                state = {"state": "running", "step": int((now - begun) / STEP), "evaluated_batches": 0}
-                more = {"waiting": False, "leaving": False, "now": time.time(), "rows": []}
+                message = {"step": int((now - begun) / STEP)}  # all that changes in a rank that trains
                 with contextlib.suppress(BlockingIOError):  # the server is behind
-                    connections[rank].sendall(json.dumps({**state, **more}).encode() + b"\n")
+                    connections[rank].sendall(json.dumps(message).encode() + b"\n")
                 due[rank] = now + interval
         if to_die and now > until - 0.4 * len(to_die):
             rank = to_die.pop()
