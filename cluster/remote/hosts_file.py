@@ -68,7 +68,7 @@ def _number(text: str, where: str) -> float:
     except ValueError:
         result = math.nan
     if not 0 <= result <= 10**6:
-        raise WrongHosts(f"{where}: is not a number of them; write for example cpus=16")
+        raise WrongHosts(f"{where}: is not a number from 0 to 1000000; write for example cpus=16")
     return result
 
 

@@ -135,17 +135,15 @@ class Ssh:
         """Return the address of this machine that a host sees. Raises ClusterError if that address cannot be used."""
         words = self._run(host, "echo $SSH_CONNECTION", "").stdout.split()
         if len(words) != 4:
-            raise ClusterError(
-                f"{host} does not say from where it is asked; give --address, this machine's own"
-            )
+            raise ClusterError(f"{host} does not say which address this machine has; give it as --address")
         if words[0] == LOOPBACK or not is_own(words[0]):
             problem = (
-                "which other machines do not reach"
+                "which other machines cannot reach"
                 if words[0] == LOOPBACK
-                else "which is not an IPv4 address of it"
+                else "which is not one of its IPv4 addresses"
             )
             raise ClusterError(
-                f"{host} sees this machine as {words[0]}, {problem}; give --address, another of its own"
+                f"{host} sees this machine as {words[0]}, {problem}; give --address, one that {host} can reach"
             )
         return words[0]
 

@@ -80,7 +80,7 @@ class Cause:
         if self.end not in ("exited", "starved"):
             return ""
         text = f"process ended with exit code {self.code}"
-        return f"{text}; the kernel ended it for want of memory" if self.end == "starved" else text
+        return f"{text}; the kernel killed it because memory ran out" if self.end == "starved" else text
 
 
 UNKNOWN = Cause()

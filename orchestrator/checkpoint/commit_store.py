@@ -280,7 +280,7 @@ class Store:
             path = f"{commit_folder(step)}/{name}"
             self.backend.write(path, [index])
             if self.backend.read(path) != index:
-                raise OSError(errno.EIO, "it was written and reads otherwise", path)
+                raise OSError(errno.EIO, "storage returned other bytes than were written", path)
             return name
 
         return self.retry(attempt)

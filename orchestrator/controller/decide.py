@@ -537,7 +537,7 @@ def _evaluate(policy: Policy, state: State, observation: Observation) -> tuple[S
     if not observation.unevaluated:
         return _export(policy, _enter(state, "export", observation), observation)
     first = observation.unevaluated[0]
-    hint = "all checkpoints are in place, and the same command evaluates again"
+    hint = "no checkpoint is lost: run the same command again to evaluate"
     if stop := observation.stop or _limit(policy, observation):
         return _finish(
             state, observation, Outcome.STOPPED, f"{stop.text}; step {first} is not evaluated yet; {hint}"
@@ -556,18 +556,21 @@ def _export(policy: Policy, state: State, observation: Observation) -> tuple[Sta
     """Export the model if the job asks for it, then evaluate its tasks, then end the run."""
     if observation.export_failed:
         why = f"the export failed: {observation.export_failed}"
-        text = f"{why}; all checkpoints are in place, and the same command exports again"
+        text = f"{why}; no checkpoint is lost: run the same command again to export"
         return _finish(state, observation, Outcome.FAILED, text)
     if policy.checkpoint.export and not observation.exported:
         if not observation.stop:
             return state, Action("export", f"the commit at step {state.step}")
-        text = f"{(state.stopping or observation.stop).text}; the model is not exported, and the same command does it"
+        text = (
+            f"{(state.stopping or observation.stop).text}; the model is not exported: "
+            "run the same command again to export it"
+        )
         return _finish(state, observation, Outcome.STOPPED, text)
     not_evaluated = ""
     if policy.evaluate and policy.evaluate.tasks and not observation.tasks_done:
         if not observation.stop:
             return state, Action("tasks", "the tasks of the job")
-        not_evaluated = "; its tasks are not evaluated, and `orchestrator evaluate --tasks` does it"
+        not_evaluated = "; its tasks are not evaluated: `orchestrator evaluate --tasks` evaluates them"
     if state.outcome == Outcome.STOPPED:
         return _finish(state, observation, Outcome.STOPPED, state.reason + not_evaluated)
     return _finish(

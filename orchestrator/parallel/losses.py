@@ -18,7 +18,7 @@ from orchestrator.parallel.device import Device
 from orchestrator.parallel.distilling import EXTRA, Distilling, is_of_predicted
 from orchestrator.parallel.layout import Layout
 from orchestrator.parallel.mesh import Mesh
-from orchestrator.parallel.rank_messages import gather_json
+from orchestrator.parallel.rank_messages import gather_json, sum_over_ranks
 from orchestrator.parallel.tensor import VocabularyLoss
 from orchestrator.train.distillation.config import DistillSpec
 from workloads.model.chunked_loss import ChunkedLoss
@@ -262,10 +262,8 @@ class StepLosses:
             labels = sum(_labels_in(batch, predicts_spans) for batch in micro_batches)
         # fp64: a count must be exact, and fp32 ends at 2^24.
         total = torch.tensor([labels if is_first else 0], dtype=torch.float64)
-        if self._layout.world > 1:
-            # On the CPU with gloo: a GPU would have to be synchronised for one number, before its work has begun.
-            dist.all_reduce(total)
-        return float(total)
+        # On the CPU with gloo: a GPU would have to be synchronised for one number, before its work has begun.
+        return float(sum_over_ranks(total))
 
     def take_baseline(self, sums: EvaluationSums) -> None:
         """Set `baseline` from an evaluation of the same samples."""
@@ -407,17 +405,20 @@ class StepLosses:
             # the device in between.
             self._parts.setdefault(name, []).append(value.detach().double() * weight)
 
-    def over_ranks(self, square: Tensor) -> tuple[float | None, dict[str, float], float, float]:
+    def over_ranks(
+        self, square: Tensor, load: Tensor
+    ) -> tuple[float | None, dict[str, float], float, float, Tensor]:
         """Sum the metrics of a training step over all ranks, together with a squared gradient norm.
 
         Args:
             square: this rank's part of the squared norm, a scalar.
+            load: this rank's load of the routers, see `RouterLoad.take`.
 
         Returns:
-            (mean loss in nats, means of the other metrics, predicted tokens or 1, sum of `square`), with the same bits
-            on every rank. The mean loss is None if nothing is predicted.
+            (mean loss in nats, means of the other metrics, predicted tokens or 1, sum of `square`, sum of `load` on the
+            CPU), with the same bits on every rank. The mean loss is None if nothing is predicted.
         """
-        total, metrics = self._sums(square)
+        total, metrics, load = self._sums(square, load)
         loss = metrics.pop("loss")
         count = metrics.pop("count")
         mean = loss / count if count else None
@@ -425,16 +426,21 @@ class StepLosses:
             # The reported loss of a distilled student includes its means, as the differentiated one does.
             mean += metrics.pop(EXTRA, 0.0)
         # Weighted labels may count for less than 1 in all.
-        return mean, {**means(_summed(metrics)), **metrics}, count or 1.0, total
+        return mean, {**means(_summed(metrics)), **metrics}, count or 1.0, total, load
 
-    def evaluated(self, routed: Mapping[str, Tensor]) -> EvaluationSums:
-        """Return the sums of an evaluation over all ranks; `routed` is the load of the routers in it."""
-        _, sums = self._sums(torch.zeros(()))
+    def evaluated(self, load: Tensor, named: Callable[[Tensor], Mapping[str, Tensor]]) -> EvaluationSums:
+        """Return the sums of an evaluation over all ranks.
+
+        Args:
+            load: this rank's load of the routers, see `RouterLoad.take`.
+            named: gives a load the names of the routers.
+        """
+        _, sums, load = self._sums(torch.zeros(()), load)
         return EvaluationSums(
             loss=sums.pop("loss"),
             tokens=sums.pop("count"),
             correct=sums.pop("correct"),
-            routed=routed,
+            routed=named(load),
             sums=_summed(sums),
             predictions=self._gather_predictions(),
         )
@@ -453,21 +459,20 @@ class StepLosses:
         dist.all_gather_single(everyone, mine)
         return everyone[~everyone[:, 1].isnan() & (everyone[:, 1] != IGNORED)]
 
-    def _sums(self, square: Tensor) -> tuple[float, dict[str, float]]:
+    def _sums(self, square: Tensor, load: Tensor) -> tuple[float, dict[str, float], Tensor]:
         names = self._agreed_names()
         zero = torch.zeros((), dtype=torch.float64, device=self._device.device)
         # A tree: adding two micro-batches of one rank or one micro-batch of two ranks gives the same bits, so a metric
         # does not depend on dp.
         sums = {name: tree_sum(torch.stack(parts)) for name, parts in self._parts.items()}
         mine = torch.stack([square.to(zero), *(sums.get(name, zero) for name in names)])
-        everyone = mine
+        # One copy to the CPU, which needs the numbers anyway, and one message. In a tree too: an all-reduce may add in
+        # another order, and this way every rank and every data-parallel width has the same bits.
+        everything = torch.cat([mine, load.flatten()]).cpu()
         if self._layout.world > 1:
-            everyone = mine.new_empty(self._layout.world * len(mine))
-            dist.all_gather_single(everyone, mine)
-        # [world, 1 + metrics]. Each rank adds the rows itself, in rank order and in a tree: an all-reduce may add them
-        # in another order, and this way every rank and every data-parallel width has the same bits.
-        total, *values = tree_sum(everyone.view(-1, len(mine))).tolist()
-        return total, dict(zip(names, values, strict=True))
+            everything = sum_over_ranks(everything)
+        total, *values = everything[: len(mine)].tolist()
+        return total, dict(zip(names, values, strict=True)), everything[len(mine) :].view_as(load)
 
     def _agreed_names(self) -> list[str]:
         """Return the names of the metrics, equal on all ranks.

@@ -14,7 +14,7 @@ from orchestrator.data.samples.receipt import add
 
 @dataclass(frozen=True)
 class Agreed:
-    """Values that all ranks agree on after a step.
+    """Values that all ranks agree on after a step, and lists by rank, of which rank 0 has all.
 
     Attributes:
         digest: the sum of the ranks' receipt digests, as `receipt.add`.
@@ -22,9 +22,9 @@ class Agreed:
         failures: maximum over ranks of failed saves in a row.
         ready: whether all ranks are ready for a snapshot.
         snapshot_step: the step of the last snapshot that every rank has made, -1 before one; see `Saver.snapshot_step`.
-        failed_steps: `Saver.failed_step` of each rank.
-        busy: seconds that each rank computed without waiting for others.
-        memory: peak bytes of each rank.
+        failed_steps: `Saver.failed_step` of this rank and of those that report to it.
+        busy: seconds that each of these ranks computed without waiting for others.
+        memory: peak bytes of each.
     """
 
     digest: int
@@ -60,25 +60,93 @@ def agree(
         memory: its peak memory in bytes.
     """
     values = [digest, int(stop), failures, int(ready), snapshot_step, failed_step, int(busy * 1e6), memory]
-    mine = torch.tensor(values, dtype=torch.int64)
-    # One all-gather of eight numbers, where sums, minima and lists would take an all-reduce each. Every rank combines
-    # the same columns, and so decides the same.
-    everyone = mine
-    if (world := dist.get_world_size()) > 1:
-        everyone = torch.empty(world * len(mine), dtype=torch.int64)
-        dist.all_gather_single(everyone, mine)
-    columns = everyone.view(-1, len(mine)).T.tolist()
-    digests, stops, failed, readies, snapshot_steps, failed_steps, busies, memories = columns
+    rows = gather_rows(torch.tensor([values], dtype=torch.int64))
+    # [8, ranks]: of all ranks on rank 0, and elsewhere of the ranks that report to this one.
+    digests, stops, failed, readies, snapshot_steps, failed_steps, busies, memories = rows.T.tolist()
+    combined = _of_first(
+        torch.tensor([add(digests), any(stops), max(failed), all(readies), min(snapshot_steps)])
+    )
+    all_digests, any_stop, most_failures, all_ready, oldest_snapshot = combined.tolist()
     return Agreed(
-        digest=add(digests),
-        stop=any(stops),
-        failures=max(failed),
-        ready=all(readies),
-        snapshot_step=min(snapshot_steps),
+        digest=all_digests,
+        stop=bool(any_stop),
+        failures=most_failures,
+        ready=bool(all_ready),
+        snapshot_step=oldest_snapshot,
         failed_steps=tuple(failed_steps),
         busy=tuple(microseconds / 1e6 for microseconds in busies),
         memory=tuple(memories),
     )
+
+
+def reporting_ranks(rank: int, world: int) -> tuple[list[tuple[int, int]], int | None]:
+    """Return the neighbours of a rank in a binomial tree, whose root is rank 0.
+
+    A message reaches the root of N ranks over log2 N ranks, and all ranks together send N - 1. gloo's rings have at
+    least N ranks one after the other, and its all-gather sends N x (N - 1) messages.
+
+    Args:
+        rank: the rank.
+        world: number of ranks.
+
+    Returns:
+        The ranks that report to this one, in order, each with the number of ranks for which it does. They are the
+        next ones: rank 4 of 8 hears from rank 5 for itself and from rank 6 for two. Then the rank to which this one
+        reports; None for rank 0.
+    """
+    children = []
+    stride = 1
+    while stride < world:
+        if rank % (2 * stride):
+            return children, rank - stride
+        if rank + stride < world:
+            children.append((rank + stride, min(stride, world - rank - stride)))
+        stride *= 2
+    return children, None
+
+
+def gather_rows(mine: torch.Tensor) -> torch.Tensor:
+    """Gather every rank's row at rank 0; all ranks call it together.
+
+    Args:
+        mine: this rank's row, [1, columns] on the CPU.
+
+    Returns:
+        The rows of all ranks on rank 0, [world, columns]. On another rank those of the ranks that report to it.
+    """
+    children, parent = reporting_ranks(dist.get_rank(), dist.get_world_size())
+    parts = [mine]
+    for child, ranks in children:
+        parts.append(mine.new_empty(ranks, mine.shape[1]))
+        dist.recv(parts[-1], child)
+    rows = torch.cat(parts)
+    if parent is not None:
+        dist.send(rows, parent)
+    return rows
+
+
+def sum_over_ranks(mine: torch.Tensor) -> torch.Tensor:
+    """Sum a tensor over all ranks, which call it together. Every rank gets the bits of `tree_sum` of all.
+
+    Args:
+        mine: this rank's part, on the CPU.
+    """
+    children, parent = reporting_ranks(dist.get_rank(), dist.get_world_size())
+    result = mine.clone()  # the broadcast fills it
+    part = torch.empty_like(mine)
+    for child, _ in children:
+        dist.recv(part, child)
+        result += part
+    if parent is not None:
+        dist.send(result, parent)
+    return _of_first(result)
+
+
+def _of_first(value: torch.Tensor) -> torch.Tensor:
+    """Return the tensor of rank 0, on every rank. gloo sends it along the same tree."""
+    if dist.get_world_size() > 1:
+        dist.broadcast(value, 0)
+    return value
 
 
 def broadcast_json(value: Any) -> Any:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 
 from orchestrator.parallel.mesh import Mesh
@@ -13,7 +12,7 @@ from workloads.workload import Workload
 
 
 class RouterLoad:
-    """Sums the routing statistics of this rank's stages over all ranks."""
+    """Collects the routing statistics of this rank's stages, which `StepLosses` sums over all ranks."""
 
     def __init__(self, workload: Workload, mesh: Mesh, device: torch.device) -> None:
         self._workload = workload
@@ -26,21 +25,22 @@ class RouterLoad:
         self._width = workload.shapes[experts[0]][0] + 3 if experts else 0
 
     @torch.no_grad()
-    def take(self, stages: Sequence[nn.Module]) -> dict[str, Tensor]:
-        """The sums of `Workload.routing` for each router since the last call. Called by all ranks together.
+    def take(self, stages: Sequence[nn.Module]) -> Tensor:
+        """Return this rank's sums of `Workload.routing` since the last call, fp64 [routers, experts + 3].
 
         Taken in every step, also in one that is skipped, so that no step sees anything of another.
         """
-        if not self._names:
-            return {}
         sums = torch.zeros(len(self._names), self._width, dtype=torch.float64, device=self._device)
-        for stage in stages:
+        for stage in stages if self._names else ():
             for name, counts in self._workload.routing(stage).items():
                 if self._mesh.tp.index == 0:  # the others of a tensor group see the same tokens
                     # fp64 [routers, experts + 3]: choices that found no room, choices of each expert, entropy, tokens.
                     # Counts stay exact in any order of additions.
                     sums[self._names.index(name)] += counts
-        dist.all_reduce(sums)
+        return sums
+
+    def named(self, sums: Tensor) -> dict[str, Tensor]:
+        """Return the rows of `take`, or of their sum over ranks, by the names of the routers."""
         return dict(zip(self._names, sums, strict=True))
 
 
@@ -53,7 +53,7 @@ def ratios(routed: Mapping[str, Tensor]) -> dict[str, float]:
     """
     if not routed:
         return {}
-    sums = torch.stack(list(routed.values())).cpu()
+    sums = torch.stack(list(routed.values()))
     dropped = sums[:, 0]
     chosen = sums[:, 1:-2]
     entropy = sums[:, -2]

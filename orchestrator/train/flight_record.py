@@ -159,15 +159,19 @@ def _is_done(entry: Mapping[str, Any]) -> bool:
 
 
 def main_frame() -> tuple[str, bool]:
-    """Return the innermost Python function of the main thread, for people, and whether it waits for other ranks.
+    """Return the function in which the main thread is, for people, and whether it waits for other ranks.
 
-    It does if it belongs to torch's distributed package, or calls `wait`: gloo records no messages between two ranks.
+    It waits if it is in torch's distributed package, or calls `wait`: gloo records no messages between two ranks. Then
+    the function is the one that called torch.
     """
     frame = sys._current_frames().get(threading.main_thread().ident or 0)
     if frame is None:
         return "", False
     code, line = frame.f_code, linecache.getline(frame.f_code.co_filename, frame.f_lineno)
     is_waiting = DISTRIBUTED in code.co_filename or ".wait()" in line
+    while DISTRIBUTED in frame.f_code.co_filename and frame.f_back is not None:
+        frame = frame.f_back
+    code = frame.f_code
     return f"{code.co_name} ({os.path.basename(code.co_filename)}:{frame.f_lineno})", is_waiting
 
 

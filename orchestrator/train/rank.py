@@ -258,7 +258,7 @@ class Rank:
         computed = time.perf_counter()
         busy = waited + metrics.busy_seconds if metrics.busy_seconds else 0.0
         self._commits.receive()
-        # One small all-gather on the CPU. After it every rank knows the same, and so decides the same.
+        # A few numbers over a tree of CPUs. After it every rank knows the same, and so decides the same.
         agreed = agree(
             digest=step_rows.digest,
             stop=self._context.stop_requested(),
@@ -270,7 +270,7 @@ class Rank:
             memory=self._record.memory,
         )
         self._commits.note_agreed(agreed)
-        if len(agreed.busy) > 1:
+        if self._layout.world > 1:
             parts["agreement"] = time.perf_counter() - computed
         stability = self._plan.train.stability
         self._progress.check_stable(metrics.loss, metrics.grad_norm, stability, self._plan.reading)

@@ -277,7 +277,7 @@ class MixtureOfExperts(nn.Module):
         """
         assert self.router.bias is not None
         assert self.moe.bias_rate is not None
-        load = load.float()
+        load = load.to(self.router.bias.device).float()
         # Only the sign: the step does not depend on the batch's size, and any multiple of the load will do.
         self.router.bias += self.moe.bias_rate * (load.mean() - load).sign()
 

@@ -93,8 +93,9 @@ class DeepSpeedEngine:
             if number < len(micro_batches):
                 self._engine.step()  # only counts the micro-batch
         self.clock.switch(COMMUNICATION if self._layout.world > 1 else OPTIMIZER)
-        loss, extra, count, _ = self.losses.over_ranks(torch.zeros(()))
-        routed = self._routing.take([self.model])
+        load = self._routing.take([self.model])
+        loss, extra, count, _, load = self.losses.over_ranks(torch.zeros(()), load)
+        routed = self._routing.named(load)
         extra = {**extra, **ratios(routed)}
         if self._scale.enabled:
             extra = {**extra, "loss_scale": self._scale.value, "skipped": 0.0}

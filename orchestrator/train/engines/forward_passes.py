@@ -40,7 +40,7 @@ class ForwardPasses:
         """See `Engine.eval_step`."""
         self._losses.begin_evaluation()
         self._run(micro_batches)
-        return self._losses.evaluated(self._routing.take(self._stages))
+        return self._losses.evaluated(self._routing.take(self._stages), self._routing.named)
 
     @torch.no_grad()
     def next_logits(self, micro_batches: Sequence[Batch]) -> list[tuple[int, Tensor]]:

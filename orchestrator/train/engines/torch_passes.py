@@ -117,10 +117,11 @@ class TorchPasses:
 
     def sums(self) -> StepSums:
         """Return what `compute_gradients` computed. All ranks call it together."""
-        # The squared norm is computed on shards of gradients and travels with the metrics: one all-gather for both.
-        loss, metrics, count, square = self.losses.over_ranks(squared_norm(self._parallel.data.shards))
+        # The squared norm is computed on shards of gradients. It travels with the metrics and the load of the routers.
+        square = squared_norm(self._parallel.data.shards)
+        loss, metrics, count, square, load = self.losses.over_ranks(square, self.take_routing())
+        routed = self._routing.named(load)
         busy = self._busy.seconds() if self._busy and self._is_alone_until_reduction else 0.0
-        routed = self.take_routing()
         # The backward pass differentiated (sum / expected) x scale; this makes it the gradient of sum / count.
         factor = self.losses.expected / count / self.scale.value
         return StepSums(
@@ -132,8 +133,8 @@ class TorchPasses:
             busy_seconds=busy,
         )
 
-    def take_routing(self) -> Mapping[str, Tensor]:
-        """Return the load of each router in the passes since the last call. All ranks call it together."""
+    def take_routing(self) -> Tensor:
+        """Return this rank's load of the routers in the passes since the last call, see `RouterLoad.take`."""
         return self._routing.take(self._parallel.stages)
 
     def evaluate(self, micro_batches: Sequence[Batch]) -> EvaluationSums:

@@ -190,7 +190,7 @@ class HuggingFaceModel:
         if self.architecture == "encoder-decoder":
             return None, "it has two lists of layers"
         if self.balanced:
-            return None, "its routers' loss is of all its layers"
+            return None, "the loss of its routers needs all layers at once"
         tokens = torch.zeros(1, 2, dtype=torch.int64, device="meta")
 
         def run() -> None:

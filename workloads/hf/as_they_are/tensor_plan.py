@@ -72,7 +72,7 @@ def _unfit(bare: Any, name: str, module: nn.Module, style: str, plan: Mapping[st
     if style == "own" and any(plan.get(f"{_starred(name)}.{n}") != "colwise" for n in module._parameters):
         return f"transformers' plan for it is not clear about {name}"
     if style == "latent" and type(getattr(_parent(bare, name), ROTATED, None)) is not int:
-        return f"it is not known what of {name} all heads read"
+        return f"it does not say which outputs of {name} all heads share"
     return ""
 
 

@@ -33,7 +33,7 @@ def check_form(described: Mapping[str, Any], folder: str) -> None:
     more = described.get("kv_cache_scheme") or any(group.get("output_activations") for group in groups)
     if not known or more:
         raise WorkloadError(
-            f"{folder} is quantised as {described.get('format')}, and symmetric integers of 4 or 8 bits are read here; "
+            f"{folder} is quantised as {described.get('format')}; only symmetric integers of 4 or 8 bits can be read: "
             "give a folder with the full weights"
         )
 

@@ -160,8 +160,13 @@ def _read_switch(hf_config: Any) -> dict[str, Any]:
     base = PRESETS["switch-base-8"].moe
     assert base is not None
     step = hf_config.encoder_sparse_step
-    if step != hf_config.decoder_sparse_step or hf_config.router_bias:
-        raise WorkloadError("this Switch has unlike sides or a router bias, which is not supported here")
+    if step != hf_config.decoder_sparse_step:
+        raise WorkloadError(
+            f"encoder_sparse_step is {step} and decoder_sparse_step is {hf_config.decoder_sparse_step}; "
+            "only Switch models with equal steps are supported"
+        )
+    if hf_config.router_bias:
+        raise WorkloadError("router_bias is true; only Switch models without a router bias are supported")
     capacity = hf_config.expert_capacity
     moe = replace(
         base,
@@ -255,12 +260,13 @@ def _bart_side(side: str) -> tuple[Row, ...]:
 
 
 def _read_bart(hf_config: Any) -> dict[str, Any]:
-    unlike = (
-        hf_config.encoder_ffn_dim != hf_config.decoder_ffn_dim
-        or hf_config.encoder_attention_heads != hf_config.decoder_attention_heads
-    )
-    if unlike:
-        raise WorkloadError(f"this {hf_config.model_type} has unlike sides, which is not supported here")
+    for name in ("ffn_dim", "attention_heads"):
+        encoder, decoder = (getattr(hf_config, f"{side}_{name}") for side in ("encoder", "decoder"))
+        if encoder != decoder:
+            raise WorkloadError(
+                f"encoder_{name} is {encoder} and decoder_{name} is {decoder}; "
+                f"only {hf_config.model_type} models with equal ones are supported"
+            )
     return {}
 
 

@@ -22,9 +22,9 @@ def test_hosts_with_what_they_offer(tmp_path: Path) -> None:
         ("a\nb\na cpus=2\n", ":3: a is there twice"),
         ("-oProxyCommand=rm", ":1: '-oProxyCommand=rm' is not a host"),
         ("a slots=4", "'slots=4' is not known; write cpus=N, gpus=N or address=IP"),
-        ("a cpus=many", "cpus=many: is not a number of them"),
-        ("a gpus=-1", "gpus=-1: is not a number of them"),
-        ("a cpus=nan", "cpus=nan: is not a number of them"),
+        ("a cpus=many", "cpus=many: is not a number from 0 to 1000000"),
+        ("a gpus=-1", "gpus=-1: is not a number from 0 to 1000000"),
+        ("a cpus=nan", "cpus=nan: is not a number from 0 to 1000000"),
         ("a address=node-7", "address=node-7: is not an IPv4 address"),
     ],
 )

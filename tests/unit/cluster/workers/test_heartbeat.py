@@ -257,7 +257,8 @@ def test_a_watcher_that_was_frozen_itself_takes_nobody_for_silent(
         return select(timeout)
 
     monkeypatch.setattr(
-        "cluster.workers.heartbeat.time", SimpleNamespace(monotonic=lambda: time.monotonic() + behind[0])
+        "cluster.workers.heartbeat.time",
+        SimpleNamespace(monotonic=lambda: time.monotonic() + behind[0], sleep=time.sleep),
     )
     monkeypatch.setattr(server._selector, "select", gate)
     assert frozen.wait(10)

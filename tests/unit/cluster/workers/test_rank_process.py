@@ -75,6 +75,28 @@ def test_a_rank_says_how_far_its_work_between_two_steps_is(server: HeartbeatServ
     process.kill()
 
 
+def test_a_heartbeat_has_only_what_has_changed(
+    server: HeartbeatServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The server reads those of thousands of ranks in one thread."""
+    messages: list[dict[str, Any]] = []
+    receive = server._receive
+
+    def receive_and_keep(connection: Any, message: dict[str, Any]) -> bool:
+        messages.append(message)
+        return receive(connection, message)
+
+    monkeypatch.setattr(server, "_receive", receive_and_keep)
+    started(server, "targets:wait")
+    until(server, lambda status: status.step >= 1 and len(messages) > 20)
+    assert sum("state" in message for message in messages) <= 2  # starting, running
+    assert [message for message in messages if "step" in message][-1]["step"] == 1
+    assert {} in messages
+    server.broadcast({"stop": True})
+    status, _ = until(server, ended)
+    assert (status.state, status.result, status.step) == ("done", "stopped", 1)
+
+
 def test_a_rank_that_ends_is_done_with_its_result_and_all_rows(server: HeartbeatServer) -> None:
     process = started(server, "targets:count", steps=3)
     status, rows = until(server, ended)

@@ -132,7 +132,7 @@ def test_a_failed_try_is_followed_by_another_after_a_pause() -> None:
         (at("evaluate"), see(2, stop=Stop("request", "enough")), "stopped", "finish", "enough; step 5 is not"),
         (
             at("evaluate", evaluation_failures=TRIES), see(2), "failed", "finish",
-            f"the evaluation of step 5 failed {TRIES} times; all checkpoints are in place",
+            f"the evaluation of step 5 failed {TRIES} times; no checkpoint is lost",
         ),
         (
             at("evaluate", since=NOW - 601, evaluation_waits=NO_ROOM, evaluation_since=NOW - 900), see(0),

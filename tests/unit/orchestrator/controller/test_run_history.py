@@ -245,7 +245,7 @@ def test_a_commit_is_passed_over_that_is_damaged_indeed(run: RunDir) -> None:
     commit, notes = record.roll_back(frozenset({8}), 1)
     assert (commit.step if commit else 0, notes) == (
         8,
-        ["the commit at step 8 is kept: a rank found it damaged, and it is sound"],
+        ["the commit at step 8 is kept: a rank reported damage, but a full check found none"],
     )
     assert record.commits.store.steps() == [4, 8]
     shard.write_bytes(shard.read_bytes()[:-1] + b"?")

@@ -19,7 +19,7 @@ def test_a_class_that_is_run_as_it_is_says_why_it_is_not_divided(tmp_path: Path)
     shape = model_shape(describe_hf_class(str(tmp_path)), 32)
     assert split_problems(Layout(tp=2), shape) == []
     of_layers, of_sequence = (split_problems(layout, shape)[0] for layout in (Layout(pp=2), Layout(cp=2)))
-    assert "its routers' loss is of all its layers; set pp to 1" in of_layers
+    assert "the loss of its routers needs all layers at once; set pp to 1" in of_layers
     assert of_sequence.endswith("class is run as it is; set cp to 1")
     bloom = transformers.BloomConfig(vocab_size=97, hidden_size=32, n_layer=2, n_head=4)
     bloom.architectures = ["BloomForCausalLM"]

@@ -32,7 +32,7 @@ def described(folder: Path, kind: str) -> HuggingFaceModel:
     [
         ("GPTNeoX", "", ""),
         ("Glm", "", ""),
-        ("Qwen3Moe", "", "routers' loss is of all its layers"),
+        ("Qwen3Moe", "", "the loss of its routers needs all layers at once"),
         ("Bloom", "ships no plan", "cannot be followed without data"),
         ("Camembert", "ships no plan", ""),
     ],

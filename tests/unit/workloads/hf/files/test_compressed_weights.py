@@ -53,5 +53,5 @@ def test_only_symmetric_integers_are_read(changes: dict[str, object], is_read: b
     if is_read:
         check_form(described, "folder")
         return
-    with pytest.raises(WorkloadError, match="symmetric integers of 4 or 8 bits are read here"):
+    with pytest.raises(WorkloadError, match="only symmetric integers of 4 or 8 bits can be read"):
         check_form(described, "folder")
