@@ -64,6 +64,9 @@ def recompute(blocks: Sequence[nn.Module], layout: Layout, compiled: bool = Fals
         options["context_fn"] = partial(create_selective_checkpoint_contexts, _policy)
     own_code = _OwnCode()
     for layer in blocks[:recomputed]:
+        for block in layer.modules():
+            if hasattr(block, "gathers_again"):  # see `tensor._enter_sliced`
+                block.gathers_again = False  # type: ignore[assignment]
         # The compiled code is inside the checkpoint: torch compiles neither a checkpoint nor the code around it. With
         # static shapes both passes run the same program; a program for all shapes, compiled between the two passes,
         # would save other tensors.

@@ -11,18 +11,21 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from orchestrator.parallel.collectives import copy, gather, join, reduce, scatter, split
+from orchestrator.parallel.collectives import copy, gather, gathered, join, reduce, scatter, split
 from orchestrator.parallel.mesh import ProcessGroup
 from orchestrator.parallel.partition import is_sliced, span, style_of
 from workloads.adapters.lora import LoraLinear
 from workloads.adapters.nf4 import QuantisedWeight
 from workloads.model.attention import AttentionCore, Context
+from workloads.model.fake_quantise import FakeQuantiser
+from workloads.model.feedforward import FeedForward
 from workloads.model.layers import CutRMSNorm
 from workloads.model.moe import Experts
 from workloads.model.transformer import Layer
@@ -64,8 +67,12 @@ def apply_tensor(model: nn.Module, styles: Mapping[str, str], tp: ProcessGroup, 
             # Query, key and value (or gate and up) share one input, so its gradient is summed once for the block and
             # not once for each layer.
             entered.add(parent)
-            _number_heads(model.get_submodule(parent), tp)
-            model.get_submodule(parent).register_forward_pre_hook(_enter(tp, sliced))
+            block = model.get_submodule(parent)
+            _number_heads(block, tp)
+            if sliced:
+                _enter_sliced(block, tp)
+            else:
+                block.register_forward_pre_hook(_enter(tp))
         elif style == "column" and isinstance(module, CutRMSNorm):
             # Each rank's part adds to the sum of squares, and so gets the gradients of all ranks' uses of that sum.
             module.total = lambda squares: copy(reduce(squares, tp), tp)
@@ -239,21 +246,161 @@ def copy_first(tp: ProcessGroup) -> Any:
     return lambda _, args: (copy(args[0], tp), *args[1:])
 
 
-def _enter(tp: ProcessGroup, sequence: bool) -> Any:
-    """Return a hook for the shared inputs of a block's column-cut layers: the hidden states, and the memory of
-    cross-attention."""
+def _enter(tp: ProcessGroup) -> Any:
+    """Return a hook that sums the gradients of a block's inputs, which all its column-cut layers read."""
+    return lambda _, args: _with_inputs(args, lambda x: copy(x, tp))
 
-    def hook(_: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
-        hidden = gather(args[0], LENGTH, tp) if sequence else copy(args[0], tp)
-        other_args = args[1:]
-        if other_args and isinstance(other_args[0], Context) and other_args[0].memory is not None:
-            # Cross-attention's keys and values are column-cut layers of the encoder output, which needs the same
-            # treatment as the hidden states.
-            memory = gather(other_args[0].memory, LENGTH, tp) if sequence else copy(other_args[0].memory, tp)
-            other_args = (dataclasses.replace(other_args[0], memory=memory), *other_args[1:])
-        return (hidden, *other_args)
 
-    return hook
+def _with_inputs(args: tuple[Any, ...], change: Callable[[Tensor], Tensor]) -> tuple[Any, ...]:
+    """Return a block's arguments with its inputs changed: the hidden states, and the memory of cross-attention.
+
+    Keys and values of cross-attention are column-cut layers of the encoder's output.
+    """
+    hidden, *others = args
+    if others and isinstance(others[0], Context) and others[0].memory is not None:
+        others[0] = dataclasses.replace(others[0], memory=change(others[0].memory))
+    return (change(hidden), *others)
+
+
+def _enter_sliced(block: nn.Module, tp: ProcessGroup) -> None:
+    """Let a block of column-cut layers gather its inputs, of which it gets this rank's slice of the sequence.
+
+    Autograd keeps the slices in place of the whole inputs. The backward pass gathers them again, once for all layers of
+    the block (Korthikanti et al., 2022, section 4.2.2). Of a gated feed-forward block it keeps what gate and up return,
+    and computes their joined product again.
+    """
+    forward = block.forward
+    joined = block.joined if isinstance(block, FeedForward) and block.gate is not None else None
+
+    def run(*args: Any) -> Any:
+        # Before the gathering, in which 16 bits are half of the bytes. Each layer would make a cast of its own, and
+        # keep it.
+        parts: list[Tensor] = []
+        whole: list[Tensor] = []
+
+        def gather_input(x: Tensor) -> Tensor:
+            parts.append(_in_compute_dtype(x, block))
+            whole.append(gather(parts[-1], LENGTH, tp))
+            return whole[-1]
+
+        args = _with_inputs(args, gather_input)
+        if not block.gathers_again or not torch.is_grad_enabled() or torch.compiler.is_compiling():
+            return forward(*args)
+        kept = _MadeAgain()
+        for part, of in zip(parts, whole, strict=True):
+            kept.add(of, partial(gathered, part.detach(), LENGTH, tp))
+        if joined is not None:
+            block.joined = partial(_joined_again, joined, kept)
+        with torch.autograd.graph.saved_tensors_hooks(kept.pack, kept.unpack):
+            output = forward(*args)
+        kept.end()
+        if joined is not None:
+            block.joined = joined
+        return output
+
+    # Recomputation sets it to False: it keeps nothing of a block, and computes all of it again.
+    block.gathers_again = True  # type: ignore[assignment]
+    block.forward = run  # type: ignore[method-assign]
+
+
+def _in_compute_dtype(x: Tensor, block: nn.Module) -> Tensor:
+    """Return an input of a block in the dtype of its products, unless it is rounded to fewer bits in fp32."""
+    kind = x.device.type
+    rounds = any(isinstance(getattr(module, "product", None), FakeQuantiser) for module in block.children())
+    if rounds or not torch.is_autocast_enabled(kind):
+        return x
+    return x.to(torch.get_autocast_dtype(kind))
+
+
+def _joined_again(joined: Callable[..., Tensor], kept: _MadeAgain, gate: Tensor, up: Tensor) -> Tensor:
+    """Return joined(gate, up), whose backward pass needs gate and up alone."""
+    product: Tensor = _Joined.apply(gate, up, joined)
+    kept.add(product, partial(_without_gradient, joined, gate.detach(), up.detach()))
+    return product
+
+
+@torch.no_grad()
+def _without_gradient(joined: Callable[..., Tensor], gate: Tensor, up: Tensor) -> Tensor:
+    return joined(gate, up)
+
+
+class _Joined(torch.autograd.Function):
+    """joined(gate, up), which the backward pass computes again instead of keeping what lies between."""
+
+    @staticmethod
+    def forward(ctx: Any, gate: Tensor, up: Tensor, joined: Callable[..., Tensor]) -> Tensor:
+        ctx.save_for_backward(gate, up)
+        ctx.joined = joined
+        return joined(gate, up)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, None]:
+        gate, up = (tensor.detach().requires_grad_() for tensor in ctx.saved_tensors)
+        with torch.enable_grad():
+            product = ctx.joined(gate, up)
+        return (*torch.autograd.grad(product, (gate, up), grads[0]), None)
+
+
+@dataclasses.dataclass
+class _Again:
+    """A tensor that the backward pass makes again."""
+
+    make: Callable[[], Tensor]
+    uses: int = 0
+    """How often autograd keeps it."""
+    made: Tensor | None = None
+    left: int = 0
+    """Uses of `made` that are still to come."""
+
+
+class _MadeAgain:
+    """What autograd keeps of the tensors in one forward pass of a block: of some of them, only how to make them."""
+
+    def __init__(self) -> None:
+        self._again: dict[int, _Again] = {}
+        """By the identity of the tensor's storage."""
+        self._alive: list[Tensor] = []
+        """These tensors until the forward pass ends, so that no other tensor gets the storage of one."""
+
+    def add(self, tensor: Tensor, make: Callable[[], Tensor]) -> None:
+        """Let the backward pass make a tensor again.
+
+        Args:
+            tensor: the whole of its storage.
+            make: returns it, without a gradient.
+        """
+        self._again[_storage(tensor)] = _Again(make)
+        self._alive.append(tensor)
+
+    def end(self) -> None:
+        """End the forward pass."""
+        self._again, self._alive = {}, []
+
+    def pack(self, saved: Tensor) -> Any:
+        """Return what autograd keeps: how to make the tensor and its view of the whole, or the tensor itself."""
+        again = self._again.get(_storage(saved))
+        if again is None:
+            return saved.detach()  # as it is, a result would keep the operator that made it, and this the result
+        again.uses += 1
+        return again, saved.size(), saved.stride(), saved.storage_offset()
+
+    def unpack(self, packed: Any) -> Tensor:
+        """Return the tensor that was packed."""
+        if isinstance(packed, Tensor):
+            return packed
+        again, size, stride, offset = packed
+        if again.made is None:
+            again.made, again.left = again.make(), again.uses
+        made: Tensor = again.made
+        again.left -= 1
+        if not again.left:
+            again.made = None
+        return made.as_strided(size, stride, offset)
+
+
+def _storage(tensor: Tensor) -> int:
+    # Its address would not do: fake tensors of a trace have none.
+    return tensor.untyped_storage()._cdata
 
 
 def _inside_experts(experts: nn.Module, tp: ProcessGroup) -> None:

@@ -163,13 +163,14 @@ def rank_memory(
     absent_gradients = _absent_gradient_bytes(layout, accumulation, shape)
     score_rows = tokens * shape.heads / layout.tp  # rows of attention scores on this rank
     kept_scores, scores_at_once = _score_bytes(demand, shape, layout.recompute, score_rows)
-    layer = _layer_bytes(demand.precision, shape, layout, tokens) + kept_scores
+    compiled = demand.program.compiled
+    layer = _layer_bytes(demand.precision, shape, layout, tokens, compiled) + kept_scores
     if layout.recompute_layers:  # a mean of recomputed layers and others
         recomputed_fraction = recomputed_share(shape, layout)
         without_recompute = layout.but(recompute="none")
         layer *= recomputed_fraction
         layer += (1.0 - recomputed_fraction) * (
-            _layer_bytes(demand.precision, shape, without_recompute, tokens)
+            _layer_bytes(demand.precision, shape, without_recompute, tokens, compiled)
             + _score_bytes(demand, shape, "none", score_rows)[0]
         )
     layer += _rounded_input_bytes(demand, shape, layout, tokens)
@@ -177,7 +178,7 @@ def rank_memory(
     layer *= 1.0 + shape.generator
     # A recomputed layer holds all its activations during its own backward pass.
     recomputed_layer = (
-        _layer_bytes(demand.precision, shape, layout.but(recompute="none"), tokens)
+        _layer_bytes(demand.precision, shape, layout.but(recompute="none"), tokens, whole=True)
         if layout.recompute == "full"
         else 0.0
     )
@@ -410,15 +411,25 @@ def _rounded_input_bytes(demand: Demand, shape: ModelShape, layout: Layout, toke
     )
 
 
-def _layer_bytes(precision: Precision, shape: ModelShape, layout: Layout, tokens: float) -> float:
+def _layer_bytes(
+    precision: Precision, shape: ModelShape, layout: Layout, tokens: float, whole: bool
+) -> float:
     """Return the bytes of activations that a layer keeps for the backward pass on a rank, without attention scores.
 
     bytes = tokens x (residual x hidden + experts' rows + extra norms
                       + (width x 2 (heads + kv heads) x head size + width x f x feedforward) / tp)
 
     `residual` is in bytes per hidden number; f is 1 or 2 (kept input and output of the activation), doubled if gated.
-    Sequence parallelism divides the residual part by tp, except for what it gathers. Full recomputation keeps the
-    fp32 input only: 4 x hidden. Fitted to traces of GPT-2, Llama and Qwen3. Norms and residuals are always in fp32.
+    Sequence parallelism divides the residual part by tp. Full recomputation keeps the fp32 input only: 4 x hidden.
+    Fitted to traces of GPT-2, Llama and Qwen3. Norms and residuals are always in fp32.
+
+    Args:
+        precision: of the job.
+        shape: the sizes of the model.
+        layout: the layout.
+        tokens: of a micro-batch on this rank.
+        whole: whether inputs that sequence parallelism gathers are kept whole, as in compiled layers and while a layer
+            is recomputed.
     """
     is_fp32 = precision == "fp32"
     width = 4.0 if is_fp32 else 2.0
@@ -428,15 +439,18 @@ def _layer_bytes(precision: Precision, shape: ModelShape, layout: Layout, tokens
     residual = 16.0 if keeps_all else 12.0 if is_fp32 else 8.0
     if keeps_all and shape.gated:  # models with gated feed-forward blocks have RMS norms
         residual += 8.0 if is_fp32 else 11.0
-    # The input that sequence parallelism gathers for attention and for the feed-forward block is kept whole.
-    if is_fp32:
-        gathered = 8.0
-    elif not keeps_all:
-        gathered = 4.0
-    else:
-        gathered = 10.0 if shape.gated else 8.0
+    # Of the residual part, the inputs of attention and of the feed-forward block. Without sequence parallelism each of
+    # their products has a cast of its own.
+    inputs = (8.0 if is_fp32 else 10.0 if shape.gated else 8.0) if keeps_all else 8.0 if is_fp32 else 4.0
     # Without sequence parallelism every tensor-parallel rank keeps the whole residual part.
-    undivided = gathered if layout.sequence else residual
+    undivided = residual
+    gathers_again = layout.sequence and keeps_all and not whole
+    if layout.sequence and keeps_all:
+        # Both inputs once, in the dtype of products.
+        residual += 2.0 * width - inputs
+        undivided = 0.0 if gathers_again else 2.0 * width
+    elif layout.sequence:
+        undivided = inputs
     inner = width * 2.0 * (shape.heads + shape.kv_heads) * shape.head_size
     feedforward_bytes = width * (2.0 if keeps_all else 1.0) * (2.0 if shape.gated else 1.0)
     expert_share = shape.expert_layers / shape.layers if shape.layers else 0.0
@@ -444,6 +458,8 @@ def _layer_bytes(precision: Precision, shape: ModelShape, layout: Layout, tokens
     columns = (
         1.0 - expert_share
     ) * shape.feedforward + expert_share * experts_per_token * shape.expert_feedforward
+    if gathers_again and shape.gated:  # of a dense block gate and up alone
+        columns -= 0.5 * (1.0 - expert_share) * shape.feedforward
     # Copies of the rows for experts: sorted ones, and those that other ranks have sent.
     copies = (3.0 if keeps_all else 0.0) + (1.0 if layout.ep > 1 else 0.0)
     expert_rows = copies * expert_share * shape.experts_per_token * shape.hidden * width
