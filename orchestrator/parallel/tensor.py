@@ -380,7 +380,9 @@ class _MadeAgain:
         """Return what autograd keeps: how to make the tensor and its view of the whole, or the tensor itself."""
         again = self._again.get(_storage(saved))
         if again is None:
-            return saved.detach()  # as it is, a result would keep the operator that made it, and this the result
+            return (
+                saved.detach()
+            )  # as it is, a result would keep the operator that made it, and this the result
         again.uses += 1
         return again, saved.size(), saved.stride(), saved.storage_offset()
 

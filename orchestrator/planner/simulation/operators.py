@@ -239,6 +239,10 @@ def layer(
     )
     for_weights = machine.launched(weights, launches)
     repeated_messages = messages + experts if recompute == "full" else 0.0
+    if sliced and recompute == "none" and not program.compiled:
+        # A rank keeps its slices of the inputs of attention and of the feed-forward block, and gathers them again.
+        gathered = 2.0 * Group(tp, 1, machine).gather(tokens * shape.hidden * program.width)
+        repeated_messages += gathered * (1.0 - program.hidden_sums)
     again = {
         "none": 0.0,
         "selective": machine.launched(selective, launches, CHECKPOINT),
