@@ -85,8 +85,10 @@ def test_a_formula_says_what_the_trace_does(model: str, objective: str, changes:
 
 
 def test_sequence_parallelism_keeps_slices_of_what_it_gathers() -> None:
-    """Bytes of each number of the residual stream, in bf16: those of `test_memory`, and 1.0 for copies of weights. It was
-    18.3 when inputs were kept whole, once for each product."""
+    """Bytes of each number of the residual stream, in bf16: those of `test_memory`, and 1.0 for copies of weights.
+
+    It was 18.3 when inputs were kept whole, once for each product.
+    """
     changes = {"hidden": 256, "heads": 8, "kv_heads": 8, "intermediate": 1024, "vocab_size": 512}
     kept = []
     for layers in (2, 4):
