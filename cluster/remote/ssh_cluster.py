@@ -135,9 +135,7 @@ class Ssh:
         """Return the address of this machine that a host sees. Raises ClusterError if that address cannot be used."""
         words = self._run(host, "echo $SSH_CONNECTION", "").stdout.split()
         if len(words) != 4:
-            raise ClusterError(
-                f"{host} does not say which address this machine has; give it as --address"
-            )
+            raise ClusterError(f"{host} does not say which address this machine has; give it as --address")
         if words[0] == LOOPBACK or not is_own(words[0]):
             problem = (
                 "which other machines cannot reach"

@@ -34,7 +34,9 @@ class Doubted:
                 damaged[step] = f"a rank found it damaged: {problems[0]}"
                 notes.append(passed_over(f"step {step}: a rank found it damaged or gone"))
             else:
-                notes.append(f"the commit at step {step} is kept: a rank reported damage, but a full check found none")
+                notes.append(
+                    f"the commit at step {step} is kept: a rank reported damage, but a full check found none"
+                )
         return damaged, notes
 
     def _problems_of(self, step: int) -> list[str]:

@@ -47,7 +47,10 @@ def used() -> float:
 def by_torchrun(ranks: int) -> tuple[float, float]:
     """Return the seconds until all ranks of torchrun have connected, and the memory of all its processes in MB."""
     before = used()
-    with tempfile.TemporaryDirectory() as folder, socket.create_server(("127.0.0.1", 0), backlog=ranks) as server:
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        socket.create_server(("127.0.0.1", 0), backlog=ranks) as server,
+    ):
         script = Path(folder) / "rank.py"
         script.write_text(PEER)
         command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]

@@ -50,7 +50,9 @@ def export_dcp(plain: str, folder: str, names: Names) -> None:
     tensors = Weights(folder)
     for name in source.names:
         if name not in tensors or not torch.equal(tensors.read(name), source.read(name)):
-            raise RuntimeError(f"{name} has other values in the export than in the checkpoint; nothing was published")
+            raise RuntimeError(
+                f"{name} has other values in the export than in the checkpoint; nothing was published"
+            )
 
 
 def copy_others(plain: str, folder: str) -> None:

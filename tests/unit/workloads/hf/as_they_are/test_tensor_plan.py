@@ -106,7 +106,11 @@ class Called(Experts):
     [
         (nn.Conv1d(4, 4, 1), {"layers.*": "rowwise"}, "layers.0 is a Conv1d"),
         (nn.Linear(4, 4), {"layers.*": "packed_colwise"}, "has packed_colwise, which is not known here"),
-        (nn.Linear(4, 4), {"layers.*": "mla_kv_a_proj"}, "it does not say which outputs of layers.0 all heads share"),
+        (
+            nn.Linear(4, 4),
+            {"layers.*": "mla_kv_a_proj"},
+            "it does not say which outputs of layers.0 all heads share",
+        ),
         (nn.Linear(4, 4), {"layers.*": "local_params"}, "not clear about layers.0"),
         (nn.Linear(4, 4), {"layers.*": "colwise"}, "names none of its layers"),
         (Experts((4, 3)), {"layers.*": "moe_tp_experts"}, "layers.0 is not a plain stack of experts"),

@@ -204,7 +204,11 @@ def saved(tmp_path: Path, model_type: str, **changes: Any) -> Path:
             r"different decoder\.embed_tokens\.weight and encoder",
         ),
         ("switch_transformers", {"router_bias": True}, "router_bias is true; only Switch models without"),
-        ("bart", {"encoder_ffn_dim": 32}, "encoder_ffn_dim is 32 and decoder_ffn_dim is 48; only bart models"),
+        (
+            "bart",
+            {"encoder_ffn_dim": 32},
+            "encoder_ffn_dim is 32 and decoder_ffn_dim is 48; only bart models",
+        ),
         (
             "deepseek_v3",
             {"num_key_value_heads": 2},
