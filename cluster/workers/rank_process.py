@@ -167,7 +167,6 @@ class HeartbeatSender:
     def _changes(self, fields: dict[str, Any]) -> dict[str, Any]:
         """Return what differs from what was sent before, of these fields and of the context."""
         context = self._context
-        work = context.work
         now = {
             **fields,
             "step": context.step,
@@ -175,12 +174,16 @@ class HeartbeatSender:
             "waiting": context.is_waiting,
             "leaving": context.is_leaving,
             "modules": len(sys.modules),
-            "work": dataclasses.asdict(work) if work else None,
-            "stage": dataclasses.asdict(context.stage),
+            "work": context.work,
+            "stage": context.stage,
         }
         last = self._last_sent
         self._last_sent = now
-        return {name: value for name, value in now.items() if name not in last or value != last[name]}
+        changes = {name: value for name, value in now.items() if name not in last or value != last[name]}
+        for name in ("work", "stage"):
+            if changes.get(name) is not None:
+                changes[name] = dataclasses.asdict(changes[name])
+        return changes
 
     def _read_messages(self) -> None:
         """Read the server's messages. The process ends after FENCE_TIMEOUT seconds without any."""
