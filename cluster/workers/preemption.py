@@ -50,7 +50,7 @@ class PreemptionNotices:
         is_logged = False
         while why := self._refused(max(end - time.monotonic(), 1.0)):
             if not is_logged:
-                self._log(f"the notice is not passed on ({why}), which is tried again")
+                self._log(f"the notice was not passed on ({why}); trying again")
             is_logged = True
             time.sleep(POLL_INTERVAL)
 

@@ -135,9 +135,7 @@ def _check_exports_are_here(chain: ChainSpec, root: RunDir) -> None:
         if not base or not base.job.workload.adapter:
             continue
         if not is_local(base.job.checkpoint.export_to or root.uri):
-            problem = (
-                f"{base.name} trains an adapter, and its export will be in a store, with which no run begins"
-            )
+            problem = f"{base.name} trains an adapter and exports it to a store, but a run can begin only from a folder"
             hint = f"set checkpoint.export_to of {base.name} to a folder"
             raise InputError(problem, f"{STAGES}.{stage.name}.{INIT}", hint)
 

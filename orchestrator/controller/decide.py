@@ -561,10 +561,7 @@ def _export(policy: Policy, state: State, observation: Observation) -> tuple[Sta
     if policy.checkpoint.export and not observation.exported:
         if not observation.stop:
             return state, Action("export", f"the commit at step {state.step}")
-        text = (
-            f"{(state.stopping or observation.stop).text}; the model is not exported: "
-            "run the same command again to export it"
-        )
+        text = f"{(state.stopping or observation.stop).text}; the model is not exported: the same command exports it"
         return _finish(state, observation, Outcome.STOPPED, text)
     not_evaluated = ""
     if policy.evaluate and policy.evaluate.tasks and not observation.tasks_done:

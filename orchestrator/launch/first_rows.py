@@ -273,8 +273,8 @@ def _raw_rows(fs: Any, name: str, kind: Kind) -> Iterator[Any]:
 def _check_delimiter(columns: Sequence[str], name: str) -> None:
     """Raise InputError if the only column of a file is a header with another delimiter."""
     if len(columns) == 1 and (others := [mark for mark in ";\t|," if mark in columns[0]]):
-        problem = f"has one column, {columns[0]!r}, because {others[0]!r} divides nothing in such a file"
-        raise InputError(problem, name, "divide columns by commas in a .csv, by tabs in a .tsv")
+        problem = f"has one column, {columns[0]!r}: {others[0]!r} does not separate columns in such a file"
+        raise InputError(problem, name, "separate columns by commas in a .csv, by tabs in a .tsv")
 
 
 def _first_line(file: Any) -> bytes:

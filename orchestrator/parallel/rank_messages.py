@@ -94,7 +94,7 @@ def reporting_ranks(rank: int, world: int) -> tuple[list[tuple[int, int]], int |
         next ones: rank 4 of 8 hears from rank 5 for itself and from rank 6 for two. Then the rank to which this one
         reports; None for rank 0.
     """
-    children = []
+    children: list[tuple[int, int]] = []
     stride = 1
     while stride < world:
         if rank % (2 * stride):

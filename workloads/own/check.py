@@ -96,7 +96,7 @@ def check_model(
     ours, theirs = ({**m.state_dict(), **dict(m.named_buffers())} for m in (first, model_of(workload, seed)))
     if any(not torch.equal(ours[key], theirs[key]) for key in ours):
         raise WorkloadError(
-            f"{name} begins with other weights each time; draw them by torch's generator alone"
+            f"{name} has different initial weights each time; draw them with torch's random generator only"
         )
     if callable(check := getattr(first.network, "check", None)):
         try:

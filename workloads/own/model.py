@@ -306,7 +306,7 @@ class OwnWorkload:
         if losses.shape != counted.shape:
             shape = tuple(losses.shape)
             raise WorkloadError(
-                f"{self.name}: compare gives {shape} for {len(counted)} samples; give each one"
+                f"{self.name}: compare gives {shape} for {len(counted)} samples; return one value for each sample"
             )
         return losses
 

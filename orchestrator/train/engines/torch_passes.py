@@ -118,8 +118,8 @@ class TorchPasses:
     def sums(self) -> StepSums:
         """Return what `compute_gradients` computed. All ranks call it together."""
         # The squared norm is computed on shards of gradients. It travels with the metrics and the load of the routers.
-        square = squared_norm(self._parallel.data.shards)
-        loss, metrics, count, square, load = self.losses.over_ranks(square, self.take_routing())
+        mine = squared_norm(self._parallel.data.shards)
+        loss, metrics, count, square, load = self.losses.over_ranks(mine, self.take_routing())
         routed = self._routing.named(load)
         busy = self._busy.seconds() if self._busy and self._is_alone_until_reduction else 0.0
         # The backward pass differentiated (sum / expected) x scale; this makes it the gradient of sum / count.

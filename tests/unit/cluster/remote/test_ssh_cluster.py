@@ -32,7 +32,7 @@ def seen_as(address: str, folder: Path) -> Ssh:
 
 @pytest.mark.parametrize("address", ["203.0.113.7", "fe80::1", "::1"])
 def test_an_address_that_is_a_gateways_or_no_ipv4_is_told(address: str, tmp_path: Path) -> None:
-    told = f"node sees this machine as {address}, which is not an IPv4 address of it; give --address"
+    told = f"node sees this machine as {address}, which is not one of its IPv4 addresses; give --address"
     with pytest.raises(ClusterError, match=told):
         ssh_cluster.up("a", [Host("node")], seen_as(address, tmp_path))
 
@@ -46,7 +46,7 @@ def test_an_address_that_is_given_must_be_of_this_machine(address: str, tmp_path
 def test_loopback_is_no_address_for_others_unless_it_is_given(tmp_path: Path) -> None:
     ssh = seen_as("127.0.0.1", tmp_path)
     with pytest.raises(
-        ClusterError, match=r"as 127\.0\.0\.1, which other machines do not reach; give --address"
+        ClusterError, match=r"as 127\.0\.0\.1, which other machines cannot reach; give --address"
     ):
         ssh_cluster.up("a", [Host("node")], ssh)
     with pytest.raises(AssertionError, match=r"start at 127\.0\.33\.1"):

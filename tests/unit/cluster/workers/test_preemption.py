@@ -136,7 +136,7 @@ def test_a_drain_is_tried_until_ray_accepts_it_in_what_is_left_of_the_grace(
     assert len(drain.asked) == 3
     assert drain.asked == sorted(drain.asked, reverse=True)
     assert len(set(drain.asked)) == 3
-    said = "the notice is not passed on (RuntimeError: the GCS does not answer), which is tried again\n"
+    said = "the notice was not passed on (RuntimeError: the GCS does not answer); trying again\n"
     assert capfd.readouterr().err == f"preemption notices of 10.0.0.7: {said}"
 
 

@@ -152,7 +152,7 @@ def test_init_finds_what_lies_deep_in_a_row(folder: Path, row: dict[str, Any], f
         (
             "rows.csv",
             "text;label\na;b\n",
-            "rows.csv: has one column, 'text;label', because ';' divides nothing",
+            "rows.csv: has one column, 'text;label': ';' does not separate columns",
         ),
         ("rows.csv", b"text,label\ncaf\xe9,b\n", "it is not UTF-8); convert it, as in `iconv -f latin1"),
         ("none.txt", "", "all files are empty; give files with text"),

@@ -259,9 +259,7 @@ def test_a_stop_is_heard_during_an_export_and_the_same_command_exports_later(run
         controller.request_stop("stopped by the user")
         summary = driven.result(timeout=60)
     assert (summary["state"], summary["commit"], summary["export"]) == ("stopped", 12, None)
-    assert summary["reason"] == (
-        "stopped by the user; the model is not exported: run the same command again to export it"
-    )
+    assert summary["reason"] == "stopped by the user; the model is not exported: the same command exports it"
     assert [run_task.cancelled for run_task in runs.tasks] == [True]
     runs.looks = 1
     summary = runs.controller(exporting(runs)).drive()

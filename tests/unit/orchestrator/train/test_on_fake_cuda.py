@@ -30,7 +30,7 @@ MODELS: dict[str, dict[str, Any]] = {
     "mae": {"model": "workloads.vision.mae:Mae"},
 }
 SUMS = "losses.py:_sums"
-"""Where a step waits: its loss, count and norm, all at once."""
+"""Where a step waits: its loss, count, norm and the load of its routers, all at once."""
 LAYERS = 2
 
 
@@ -44,7 +44,6 @@ def most_waits(case: dict[str, Any]) -> Counter[str]:
     if "moe" in case["of"].get("changes", {}):
         layers = max(LAYERS, layout.stages)  # a stage has one at least
         forward = layers * parts // layout.pp * (1 if layout.recompute == "none" else 2)
-        waits["router_load.py:ratios"] = 1
         waits["expert.py:rows_by_rank"] = forward if layout.ep > 1 else 0
         waits["moe.py:rows_by_expert"] = forward if precision not in ("bf16", "fp8") else 0
     if case["of"].get("objective") == "masked_lm":
