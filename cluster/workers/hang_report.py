@@ -28,7 +28,9 @@ class HangReport:
     """What a rank does while its gang hangs."""
 
     entered: tuple[Entered, ...] = ()
-    """The last completed collective of each process group, and the first that is not completed."""
+    """The last completed collective of each process group, and the first that is not completed. The newest of a library
+    are the last.
+    """
     frame: str = ""
     """The innermost Python function of its main thread, for people."""
     is_waiting: bool = False

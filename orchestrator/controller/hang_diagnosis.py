@@ -138,6 +138,11 @@ def _last(group: str, ranks: Sequence[RankStatus], is_done: bool = False) -> Ent
     return max((e for e in entries if e.is_done or not is_done), key=lambda e: e.number, default=None)
 
 
+def _newest_with(number: int, other: RankStatus) -> Entered | None:
+    """Return the newest collective that `other` has completed together with rank `number`."""
+    return next((e for e in reversed(_entered(other)) if e.is_done and number in e.ranks), None)
+
+
 def _why(rank: RankStatus, running: Sequence[RankStatus]) -> str:
     """Return what is known about a missing rank, for people."""
     peers = [other for other in running if other is not rank]
@@ -153,8 +158,15 @@ def _why(rank: RankStatus, running: Sequence[RankStatus]) -> str:
         else:
             last = _last(group, [rank])
             parts.append(f"its last was {last.text}" if last else "it has entered none of that group before")
-    elif waits := shared_wait([other for other in peers if other.hang and other.hang.is_waiting]):
-        parts.append(waits)
+    else:
+        waiting = [other for other in peers if other.hang and other.hang.is_waiting]
+        parts += [waits] if (waits := shared_wait(waiting)) else []
+        # Messages between two ranks are not recorded, so the last collectives say how far the ranks came.
+        if rank.hang is None or rank.hang.is_overdue:
+            common = [last.text for other in waiting if (last := _newest_with(rank.rank, other)) is not None]
+            parts += [f"the others last completed {text}" for text, _ in Counter(common).most_common(1)]
+        elif entries_of_rank := _entered(rank):
+            parts.append(f"its last was {entries_of_rank[-1].text}")
     frame = f" in {rank.hang.frame}" if rank.hang and rank.hang.frame else ""
     parts.append(f"it was {rank.activity}{frame}")
     if rank.hang is None:

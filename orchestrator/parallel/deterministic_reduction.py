@@ -70,6 +70,8 @@ class DeterministicReduction:
             raise ValueError("a rank's virtual shards must be a power of two")
         _, total = self._sums.pop()
         self._group.sent(total)
+        if not self._group.sums_gradients:
+            return
         ways = self._group.size
         if ways == 1:
             self._flat.copy_(total)

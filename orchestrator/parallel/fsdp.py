@@ -205,6 +205,10 @@ class _TimedReduceScatter(DefaultReduceScatter):
     def __call__(self, output_tensor: Tensor, input_tensor: Tensor, *args: Any, **kwargs: Any) -> Any:
         """See FSDP2's own."""
         self._timed.sent(input_tensor)
+        if not self._timed.sums_gradients:
+            # Zeros, because the copies of a sharded model still add what this returns.
+            output_tensor.zero_()
+            return None
         with self._timed.communicating():
             return super().__call__(output_tensor, input_tensor, *args, **kwargs)
 
@@ -304,6 +308,8 @@ class Fsdp:
             scalar = shard.parameter.grad
             if scalar is not None and not scalar.dim() and self._data.size > 1:
                 self._data.sent(scalar)
+                if not self._data.sums_gradients:
+                    continue
                 with self._data.communicating():
                     dist.all_reduce(scalar, group=self._data.handle)
 

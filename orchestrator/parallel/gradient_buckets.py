@@ -91,6 +91,8 @@ class GradientBuckets:
 
     def _begin(self, index: int) -> None:
         self._group.sent(self.flats[index])
+        if not self._group.sums_gradients:
+            return
         work = self._start(index, self.flats[index])
         if work is not None:
             self._work.append(work)

@@ -58,6 +58,11 @@ class ProcessGroup:
             return contextlib.nullcontext()
         return self.clock.communicating()
 
+    @property
+    def sums_gradients(self) -> bool:
+        """Whether the ranks sum gradients, see `Witness.sums_gradients`."""
+        return self.witness is None or self.witness.sums_gradients
+
     def sent(self, tensor: Tensor) -> None:
         """Record what this rank gives to a collective of the group, see `Witness.sent`."""
         if self.witness is not None:

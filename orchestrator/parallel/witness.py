@@ -59,15 +59,27 @@ Record = list[Message]
 
 
 class Witness:
-    """Keeps the signatures of messages between `begin` and `take`, and does nothing at other times."""
+    """Keeps the signatures of messages between `begin` and `take`, and does nothing at other times.
+
+    Attributes:
+        sums_gradients: whether replicas sum their gradients. They do at all times but in a pass whose gradients nobody
+            uses: what a rank gives to the sum is recorded there, and the sum is left out.
+    """
 
     def __init__(self) -> None:
+        self.sums_gradients = True
         self._is_recording = False
         self._exact = True
         self._messages: list[tuple[bool, int | Tensor]] = []
 
-    def begin(self, exact: bool) -> None:
-        """Start a record: of bits if `exact`, else of norms and projections."""
+    def begin(self, exact: bool, sums_gradients: bool = True) -> None:
+        """Start a record.
+
+        Args:
+            exact: whether bits are recorded; else norms and projections.
+            sums_gradients: see the class.
+        """
+        self.sums_gradients = sums_gradients
         self._is_recording = True
         self._exact = exact
         self._messages = []
@@ -82,6 +94,7 @@ class Witness:
 
     def take(self) -> Record:
         """Stop, and return the messages since `begin`."""
+        self.sums_gradients = True
         self._is_recording = False
         messages, self._messages = self._messages, []
         if self._exact:

@@ -385,7 +385,7 @@ def _rounding_bytes(demand: Demand, shape: ModelShape, layout: Layout) -> float:
 
 def _verification_bytes(demand: Demand, shape: ModelShape, layout: Layout) -> float:
     """Return the bytes with which a rank computes the update of another rank's largest shard again: weights, gradients
-    and states three times, as sent, as received and as computed.
+    and states twice, as sent and as received.
 
     An update that needs other ranks is not computed again.
     """
@@ -397,7 +397,7 @@ def _verification_bytes(demand: Demand, shape: ModelShape, layout: Layout) -> fl
     bytes_of_number = 4.0 * (2.0 + kept_numbers(str(demand.optimizer.name), shape)) / layout.sharded
     largest_shard = bytes_of_number * shape.table * shape.trained_share / layout.tp
     all_shards = bytes_of_number * local_parameters(shape, layout)
-    return 3.0 * min(max(largest_shard, UPDATED_AT_ONCE), all_shards)
+    return 2.0 * min(max(largest_shard, UPDATED_AT_ONCE), all_shards)
 
 
 def _rounded_input_bytes(demand: Demand, shape: ModelShape, layout: Layout, tokens: float) -> float:

@@ -125,7 +125,7 @@ def members_of_groups() -> dict[str, tuple[int, ...]]:
 def last_collectives(
     library: str, entries: Iterable[Mapping[str, Any]], members: Mapping[str, tuple[int, ...]]
 ) -> list[Entered]:
-    """Return the last completed collective of each group, and the first that is not completed.
+    """Return the last completed collective of each group, and the first that is not completed, the newest at the end.
 
     Args:
         library: the library, each of which counts the collectives of a group for itself.
@@ -147,6 +147,7 @@ def last_collectives(
         )
         operation = f"{entry.get('profiling_name')} {entry.get('input_sizes')}"
         text = f"collective {number} of {members_text if ranks else f'group {name}'}, {operation}"
+        last_by_group.pop((name, is_done), None)
         last_by_group[name, is_done] = Entered(
             f"{library} {name}", number, text, is_done=is_done, ranks=ranks
         )

@@ -37,6 +37,13 @@ POINTS = {
     "leaving the process group": (f"{LOOP}:close_device", 0),
 }
 """Functions in the order in which a rank calls them first, and how many calls pass before the one that stops."""
+VERIFYING = {
+    "the repeated pass": (f"{ENGINES}.torch_engine:TorchEngine.compute_again", 0),
+    "the comparison of gradients": ("orchestrator.train.verification:RunningCheck.gradients", 0),
+    "the exchange of updates": (f"{ENGINES}.update_again:UpdateAgain._compute", 0),
+    "the comparison of updates": ("orchestrator.train.verification:RunningCheck.update", 0),
+}
+"""Points of a verified step, where the others wait for messages between two ranks."""
 TRAINING = list(POINTS)[list(POINTS).index("a sum of gradients") : list(POINTS).index("an evaluation")]
 """Points within a step, where the others wait in a collective."""
 
@@ -64,10 +71,14 @@ def place(rank: int, at: str, after: int, how: str = "freeze") -> dict[str, Any]
 def fault(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict[str, Any]]:
     """Runs a job whose rank stops, and returns the event of the fault, which also ended the run."""
 
-    def run(world: int, layout: dict[str, Any], *places: dict[str, Any]) -> dict[str, Any]:
+    def run(
+        world: int, layout: dict[str, Any], *places: dict[str, Any], every: int | None = None
+    ) -> dict[str, Any]:
         monkeypatch.setenv(PLACE, json.dumps(places))
         document = job(write_text(tmp_path, 20_000), steps=STEPS)
         document["resources"] = {"workers": {"min": world, "max": world}}
+        if every is not None:
+            document["resources"]["verify"] = {"every": every}
         document["parallel"] = layout
         document["data"]["validation"] = {"share": 0.1}
         document["evaluate"] = {"every": 4}
@@ -115,6 +126,19 @@ def test_a_rank_of_four_that_lives_and_does_not_come_is_named(
     assert "pp" in layout or "in collective" in event["first_fault"]
     assert "in _stop (frozen_rank.py:" in event["first_fault"]
     assert (event["rank"], event["node"]) == (2, "node-2")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["freeze", "sleep"])
+@pytest.mark.parametrize("point", VERIFYING)
+def test_a_rank_of_four_that_stops_in_a_verified_step_is_named(
+    point: str, how: str, fault: Callable[..., dict[str, Any]]
+) -> None:
+    """Whether it is silent or lives: with the last collective that it shared with others."""
+    event = fault(4, {"zero": 1}, place(2, *VERIFYING[point], how), every=2)
+    assert re.match("rank 2 on node-2: no (sign of life|step) for ", event["first_fault"])
+    assert (event["rank"], event["node"]) == (2, "node-2")
+    assert re.search(r"(last completed|its last was) collective \d+ of ", event["first_fault"])
 
 
 @pytest.mark.slow

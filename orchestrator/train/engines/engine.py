@@ -94,7 +94,8 @@ class Engine(Protocol):
     def compute_again(self, micro_batches: Sequence[Batch], exact: bool) -> Record:
         """Compute the gradients of micro-batches that may be another rank's, and return the messages of that.
 
-        All ranks call it together. No state changes, except gradients, which the next step computes anew.
+        All ranks call it together. No state changes, except gradients, which the next step computes anew. Replicas do
+        not sum them.
 
         Args:
             micro_batches: the rows.

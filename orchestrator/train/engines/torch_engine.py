@@ -151,7 +151,7 @@ class TorchEngine:
         """
         with self._buffers.unchanged():
             micro_batches = self._with_comparisons(micro_batches)
-            self.mesh.witness.begin(exact)
+            self.mesh.witness.begin(exact, sums_gradients=False)
             self.passes.compute_gradients(micro_batches)
             record = self.mesh.witness.take()
             # Taken and dropped, or the next step's load would count these tokens too.

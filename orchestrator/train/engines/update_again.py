@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -30,8 +29,12 @@ from orchestrator.train.engines.state import step_count
 
 MAX_BYTES_AT_ONCE = 2**26
 """Bytes of weights, gradients and states that are sent to another rank together."""
+ALIGNED = 16
+"""A tensor in a message begins at a multiple of so many numbers, 64 bytes, as an allocation of its own would."""
 Build = Callable[[Sequence[ParameterShard]], torch.optim.Optimizer]
 """Makes the job's optimizer for some shards."""
+Fact = tuple[str, Sequence[int]]
+"""What the rank that computes a shard again must know of it besides its numbers: its name and its shape."""
 
 
 class UpdateAgain:
@@ -46,7 +49,6 @@ class UpdateAgain:
         slots: Callable[[str], Sequence[Slot]],
         build: Build,
         device: torch.device,
-        flaw: Flaw | None,
     ) -> None:
         """Make ready.
 
@@ -57,7 +59,6 @@ class UpdateAgain:
             slots: returns the state tensors of a parameter.
             build: makes the optimizer.
             device: where the shards are. A rank may have none.
-            flaw: an injected fault of the arithmetic; None without.
         """
         self._shards = shards
         self._cuts = cuts
@@ -65,112 +66,148 @@ class UpdateAgain:
         self._slots = slots
         self._build = build
         self._device = device
-        self._flaw = flaw
+        self._their_facts: list[list[Fact]] | None = None
+        """Of the bundles of `giver`. They stay the same, so they are sent once."""
 
     @torch.no_grad()
-    def step(self, optimizer: torch.optim.Optimizer, lr: float, check: StepCheck) -> None:
+    def step(
+        self, optimizer: torch.optim.Optimizer, lr: float, check: StepCheck, flaw: Flaw | None = None
+    ) -> None:
         """Step the optimizer, and let `check` compare the result. Raises what it raises.
 
         Args:
             optimizer: this rank's optimizer, with gradients complete and clipped.
             lr: the learning rate.
             check: names the ranks that compute for each other, and compares.
+            flaw: an injected fault of the arithmetic; None without.
         """
         taker = check.taker
         copies = [s for s in self._shards if taker in s.replica_group.ranks]
         single_owner = [s for s in self._shards if taker not in s.replica_group.ranks]
-        # Before this rank's own update, which changes the numbers in place.
-        others_record = self._compute(optimizer, single_owner, lr, check)
-        optimizer.step()
-        self._bend([shard.parameter for shard in self._shards])
+        recomputed = single_owner if self._is_recomputed and taker is not None else []
+        records: list[Record] = []
+
+        def update() -> None:
+            optimizer.step()
+            _bend([shard.parameter for shard in self._shards], flaw)
+            if taker is not None:
+                results = (self._results(each, optimizer, check.exact) for each in (copies, recomputed))
+                records.extend(_recorded(tensors, check.exact) for tensors in results)
+
+        theirs = self._compute(optimizer, recomputed, lr, check, flaw, update)
         if taker is not None:
-            recomputed = single_owner if self._is_recomputed else []
-            states = [self._results(bundle, optimizer, check.exact) for bundle in (copies, recomputed)]
-            copies_record, own_record = (_recorded(tensors, check.exact) for tensors in states)
-            check.update(copies_record, own_record, others_record)
+            check.update(*records, theirs)
 
     def _compute(
         self,
         optimizer: torch.optim.Optimizer,
-        single_owner: Sequence[ParameterShard],
+        shards: Sequence[ParameterShard],
         lr: float,
         check: StepCheck,
+        flaw: Flaw | None,
+        update: Callable[[], None],
     ) -> Record:
-        """Exchange the numbers of the shards that one rank alone updates; return the results for those of `giver`."""
+        """Exchange the numbers of the shards that one rank alone updates, make this rank's own update, and return the
+        results for the shards of `giver`.
+
+        Args:
+            optimizer: this rank's optimizer.
+            shards: those of this rank that `taker` computes again.
+            lr: the learning rate.
+            check: names `giver` and `taker`.
+            flaw: see `step`.
+            update: makes this rank's own update, which changes the numbers in place.
+        """
         if check.giver is None or check.taker is None or not self._is_recomputed:
+            update()
             return []
-        own_bundles = _bundles(single_owner, self._slots)
-        facts = [[_fact(shard, optimizer) for shard in bundle] for bundle in own_bundles]
-        their_facts = swap_json(facts, to=check.taker, of=check.giver)
-        witness = Witness()
-        witness.begin(check.exact)
-        for number in range(max(len(own_bundles), len(their_facts))):
-            sent = self._numbers(own_bundles[number], optimizer) if number < len(own_bundles) else None
-            facts_received = their_facts[number] if number < len(their_facts) else []
-            numbers = self._exchanged(sent, facts_received, check)
-            if numbers is not None:
-                for tensor in self._updated(facts_received, numbers, lr, check.exact):
-                    witness.sent(tensor)
-        return witness.take()
+        bundles = _bundles(shards, self._slots)
+        if self._their_facts is None:
+            facts = [[(shard.name, list(shard.parameter.shape)) for shard in bundle] for bundle in bundles]
+            self._their_facts = swap_json(facts, to=check.taker, of=check.giver)
+        count = max(len(bundles), len(self._their_facts))
+        record: Record = []
+        for number in range(count):
+            sent = self._numbers(bundles[number], optimizer) if number < len(bundles) else None
+            facts = self._their_facts[number] if number < len(self._their_facts) else []
+            received, parts = self._room(facts)
+            operations = []
+            if sent is not None:
+                operations.append(dist.P2POp(dist.isend, sent, check.taker))
+            if facts:
+                operations.append(dist.P2POp(dist.irecv, received, check.giver))
+            pending = dist.batch_isend_irecv(operations)
+            if number == count - 1:
+                update()  # while the last numbers travel, of which `sent` is a copy
+            for work in pending:
+                work.wait()
+            if facts:
+                record += _recorded(self._updated(facts, parts, lr, check.exact, flaw), check.exact)
+            del sent, received, parts, pending, operations  # before the next bundle takes as much
+        if not count:
+            update()
+        return record
+
+    def _room(self, facts: Sequence[Fact]) -> tuple[Tensor, list[list[Tensor]]]:
+        """Allocate the numbers of shards as one tensor, fp32.
+
+        Returns:
+            The tensor, and for each shard the views in it: step count, weights, gradient and states.
+        """
+        shapes = [[(), *[tuple(shape)] * (2 + len(self._slots(name)))] for name, shape in facts]
+        sizes = [-(-math.prod(shape) // ALIGNED) * ALIGNED for each in shapes for shape in each]
+        numbers = torch.empty(sum(sizes), device=self._device)
+        rooms = iter(numbers.split(sizes))
+        parts = [[next(rooms)[: math.prod(shape)].view(shape) for shape in each] for each in shapes]
+        return numbers, parts
 
     def _numbers(self, bundle: Sequence[ParameterShard], optimizer: torch.optim.Optimizer) -> Tensor:
-        """Return the weights, gradients and states of shards before the update, one after the other, fp32."""
-        parts: list[Tensor] = []
-        for shard in bundle:
-            gradient = shard.parameter.grad
+        """Return the numbers of shards before the update, as `_room` lays them out."""
+        numbers, parts = self._room([(shard.name, shard.parameter.shape) for shard in bundle])
+        views_to_fill: list[Tensor] = []
+        sources: list[Tensor] = []
+        for shard, views in zip(bundle, parts, strict=True):
             state = optimizer.state.get(shard.parameter, {})
-            zeros = torch.zeros_like(shard.parameter)
-            parts += [shard.parameter.detach(), zeros if gradient is None else gradient]
-            parts += [state.get(slot.name, zeros) for slot in self._slots(shard.name)]
-        return torch.cat([part.reshape(-1) for part in parts])
-
-    def _exchanged(self, sent: Tensor | None, facts: Sequence[Any], check: StepCheck) -> Tensor | None:
-        """Send a bundle's numbers to `taker`, and return those of a bundle of `giver`."""
-        operations = []
-        numbers = None
-        if sent is not None:
-            operations.append(dist.P2POp(dist.isend, sent, check.taker))
-        if facts:
-            count = sum((2 + len(self._slots(fact["name"]))) * math.prod(fact["shape"]) for fact in facts)
-            # For each shard its weights, gradient and states, in the order of `_numbers`.
-            numbers = torch.empty(count, device=self._device)
-            operations.append(dist.P2POp(dist.irecv, numbers, check.giver))
-        for work in dist.batch_isend_irecv(operations):
-            work.wait()
+            states = [state.get(slot.name) for slot in self._slots(shard.name)]
+            tensors = [state.get("step"), shard.parameter.detach(), shard.parameter.grad, *states]
+            for view, tensor in zip(views, tensors, strict=True):
+                if tensor is None:
+                    view.zero_()
+                else:
+                    views_to_fill.append(view)
+                    sources.append(tensor)
+        torch._foreach_copy_(views_to_fill, sources)
         return numbers
 
-    def _updated(self, facts: Sequence[Any], numbers: Tensor, lr: float, exact: bool) -> list[Tensor]:
-        """Return the weights and states of another rank's shards after the update."""
+    def _updated(
+        self,
+        facts: Sequence[Fact],
+        parts: Sequence[Sequence[Tensor]],
+        lr: float,
+        exact: bool,
+        flaw: Flaw | None,
+    ) -> list[Tensor]:
+        """Return the weights and states of another rank's shards after the update, which changes `parts` in place."""
         group_of_one = ProcessGroup((dist.get_rank(),), 0, None)
         shards: list[ParameterShard] = []
-        states: list[dict[str, Tensor]] = []
-        first = 0
-        for fact in facts:
-            name = fact["name"]
-            shape = fact["shape"]
-            slots = self._slots(fact["name"])
-            size = math.prod(shape)
-            # Copies, because a part does not begin where an allocation would.
-            parts = [
-                numbers[first + number * size : first + (number + 1) * size].clone().view(shape)
-                for number in range(2 + len(slots))
-            ]
-            first += (2 + len(slots)) * size
-            parameter = nn.Parameter(parts[0])
-            parameter.grad = parts[1]
+        for (name, _), (_, weights, gradient, *_) in zip(facts, parts, strict=True):
+            parameter = nn.Parameter(weights)
+            parameter.grad = gradient
             shards.append(
                 ParameterShard(
                     name, self._cuts[name], parameter, (), group_of_one, counted=False, saved=False
                 )
             )
-            states.append(dict(zip((slot.name for slot in slots), parts[2:], strict=True)))
         optimizer = self._build(shards)
-        for fact, shard, state in zip(facts, shards, states, strict=True):
-            age = step_count(fact["age"], shard, optimizer)
-            optimizer.state[shard.parameter] = {**state, "step": age}
+        for shard, (step, _, _, *states) in zip(shards, parts, strict=True):
+            names = (slot.name for slot in self._slots(shard.name))
+            optimizer.state[shard.parameter] = {
+                **dict(zip(names, states, strict=True)),
+                "step": step_count(float(step), shard, optimizer),
+            }
         set_lr(optimizer.param_groups, lr)
         optimizer.step()
-        self._bend([shard.parameter for shard in shards])
+        _bend([shard.parameter for shard in shards], flaw)
         return self._results(shards, optimizer, exact)
 
     def _results(
@@ -184,9 +221,10 @@ class UpdateAgain:
             result += [shard.parameter, *(state[s.name] for s in slots if _is_own(s, shard, exact))]
         return result
 
-    def _bend(self, parameters: Sequence[nn.Parameter]) -> None:
-        if self._flaw is not None:
-            self._flaw.bend_updates(parameters)
+
+def _bend(parameters: Sequence[nn.Parameter], flaw: Flaw | None) -> None:
+    if flaw is not None:
+        flaw.bend_updates(parameters)
 
 
 def _is_own(slot: Slot, shard: ParameterShard, exact: bool) -> bool:
@@ -198,12 +236,6 @@ def _is_own(slot: Slot, shard: ParameterShard, exact: bool) -> bool:
     if slot.is_code and not exact:
         return False
     return not (slot.is_code or slot.is_scale) or not any(part.cut_columns for part in parts_of(shard))
-
-
-def _fact(shard: ParameterShard, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-    """Return what the rank that computes a shard again must know of it besides its numbers."""
-    age = float(optimizer.state.get(shard.parameter, {}).get("step", 0.0))
-    return {"name": shard.name, "shape": list(shard.parameter.shape), "age": age}
 
 
 def _bundles(

@@ -6,8 +6,10 @@ import dataclasses
 import math
 import time
 from typing import Any
+from unittest.mock import patch
 
 import torch
+import torch.distributed as dist
 from rank_cases import job, micro_batches, workload_of
 
 from cluster.workers.worker_context import WorkerContext
@@ -22,7 +24,8 @@ from orchestrator.train.verification import ComputedWrongly, Verification, promi
 def run_trial(trial: dict[str, Any], device: Device, rank: int) -> dict[str, Any]:
     """Run the steps of a trial until a wrong rank is found.
 
-    Returns {"found", "ranks", "error", "verified", "losses"}: the step at which ranks were blamed, None if none was.
+    Returns {"found", "ranks", "error", "verified", "losses", "sums"}: the step at which ranks were blamed, None if none
+    was, and how often the passes of other roles called a collective that sums gradients.
     """
     spec = job(trial)
     layout = Layout(**{"dp": 1, **trial["layout"]})
@@ -34,7 +37,7 @@ def run_trial(trial: dict[str, Any], device: Device, rank: int) -> dict[str, Any
     exact = promise_equal_bits(spec.train.determinism, device.device) and not trial.get("tolerant")
     verification = Verification(verify, layout, rank, spec.train.precision, exact)
     flaw = trial.get("flaw")
-    found: dict[str, Any] = {"found": None, "ranks": [], "error": "", "verified": 0, "losses": []}
+    found: dict[str, Any] = {"found": None, "ranks": [], "error": "", "verified": 0, "losses": [], "sums": 0}
     seconds = []
     for step in range(1, trial["steps"] + 1):
         if flaw is not None and flaw["rank"] == rank and flaw["step"] == step:
@@ -53,9 +56,14 @@ def run_trial(trial: dict[str, Any], device: Device, rank: int) -> dict[str, Any
         began = time.perf_counter()
         try:
             if verification.is_due(step):
-                check = verification.begin(
-                    engine, own, others, step=step, verified=found["verified"], seed=seed
-                )
+                with (
+                    patch.object(dist, "reduce_scatter_single", wraps=dist.reduce_scatter_single) as scatter,
+                    patch.object(dist, "all_to_all_single", wraps=dist.all_to_all_single) as exchange,
+                ):
+                    check = verification.begin(
+                        engine, own, others, step=step, verified=found["verified"], seed=seed
+                    )
+                found["sums"] += scatter.call_count + exchange.call_count
             seed(rank)
             metrics = engine.train_step(own, spec.train.optimizer.lr, check)
         except ComputedWrongly as error:

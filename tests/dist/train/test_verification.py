@@ -27,9 +27,11 @@ def outcomes(gang: ProcessGang, world: int, trials: list[dict[str, Any]]) -> lis
     return [list(each) for each in zip(*by_rank, strict=True)]
 
 
-def check(gang: ProcessGang, world: int, layouts: list[tuple[str, dict[str, Any]]]) -> None:
+def check(
+    gang: ProcessGang, world: int, layouts: list[tuple[str, dict[str, Any]]]
+) -> list[list[dict[str, Any]]]:
     """Under each layout: no alarm and the same bits without a fault; and with each kind of fault on some rank, all
-    ranks name that one."""
+    ranks name that one. Returns what every rank returned of each trial."""
     trials = []
     for number, (model, fields) in enumerate(layouts):
         plain = {"model": model, **fields}
@@ -51,11 +53,12 @@ def check(gang: ProcessGang, world: int, layouts: list[tuple[str, dict[str, Any]
             assert verified["verified"] == 2
             assert verified["losses"] == not_verified["losses"]
             assert verified["state"] == not_verified["state"]
+    return found
 
 
 def test_two_ranks(gang: ProcessGang) -> None:
-    """With two replicas a test of their devices decides which is wrong."""
-    check(
+    """With two replicas a test of their devices decides which is wrong. Gradients that nobody uses are not summed."""
+    found = check(
         gang,
         2,
         [
@@ -63,6 +66,7 @@ def test_two_ranks(gang: ProcessGang) -> None:
             ("decoder", {"layout": {"dp": 2, "zero": 3}}),
         ],
     )
+    assert all(one["sums"] == 0 for each in found for one in each)
 
 
 def test_the_one_who_spoilt_a_tensor_parallel_group_is_named(gang: ProcessGang) -> None:

@@ -66,7 +66,19 @@ CASES: list[tuple[str, list[RankStatus], list[int], str]] = [
             rank(3, entered(9, group="dp", ranks=DP)),
         ],
         [0],
-        "2 ranks are in wait (a.py:3); it was at stage 4 in f (b.py:7)",
+        "2 ranks are in wait (a.py:3); its last was collective 3 of pp; it was at stage 4 in f (b.py:7)",
+    ),
+    (
+        "one does not answer, and the others wait for messages of two ranks",
+        [
+            rank(0, entered(7, is_done=True), entered(2, is_done=True, group="tp", ranks=(0, 1)), waits=True),
+            rank(1, entered(2, is_done=True, group="tp", ranks=(0, 1)), DONE, waits=True),
+            rank(2, waits=None),
+            rank(3, entered(9, is_done=True, group="dp", ranks=(2, 3)), DONE, waits=True),
+        ],
+        [2],
+        "3 ranks are in wait (a.py:3); the others last completed collective 16 of world; it was at stage 4; "
+        "it does not answer",
     ),
     (
         "two load while others wait to join",

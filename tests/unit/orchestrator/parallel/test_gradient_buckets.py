@@ -25,7 +25,7 @@ def test_sums_begin_in_one_order_whatever_a_rank_s_samples_reach(
     def start(index: int, flat: Tensor) -> None:
         begun.append(index)
 
-    group: Any = SimpleNamespace(size=2, sent=lambda gradients: None)
+    group: Any = SimpleNamespace(size=2, sent=lambda gradients: None, sums_gradients=True)
     buckets = GradientBuckets(weights, start, group)
     for _ in range(2):
         buckets.zero()

@@ -61,10 +61,12 @@ def test_a_projection_changes_by_what_an_element_changes() -> None:
 def test_a_record_keeps_its_order_and_comes_back_from_a_message(exact: bool) -> None:
     witness = Witness()
     witness.sent(torch.ones(3))
-    witness.begin(exact)
+    witness.begin(exact, sums_gradients=False)
+    assert not witness.sums_gradients
     witness.sent(torch.ones(3))
     witness.received(torch.zeros(2, 2))
     record = witness.take()
+    assert witness.sums_gradients
     witness.sent(torch.ones(3))
     assert [message.sent for message in record] == [True, False]
     assert from_rows(to_rows(record)) == record

@@ -74,7 +74,6 @@ def compared(cut: Cut, *, exact: bool = True, peer: float = 1.0, error: float = 
         slots=lambda name: MOMENTS_IN_8_BITS,
         build=make,
         device=torch.device("cpu"),
-        flaw=None,
     )
     check = Noted(exact)
     again.step(make([shard]), 0.01, check)
