@@ -71,6 +71,11 @@ def engine_problems(
             problems.append(
                 "prune masks gradients before their norm, which DeepSpeed computes itself; set parallel.engine to torch"
             )
+        if workload.head_penalty:
+            problems.append(
+                "head_penalty adds to gradients before their norm, which DeepSpeed computes itself; set "
+                "parallel.engine to torch"
+            )
     problems += _with_compared_texts(workload.objective, layout)
     return [*problems, *_with_equal_bits(train, layout)] if train.determinism == "bitwise" else problems
 
