@@ -174,16 +174,7 @@ def load(
     config = for_objective(config, objective, len(labels) or None)
     if not model.startswith(FOLDER):
         config = _completed(config, vocabulary, sequence_length)
-    if layer_drop and config.moe:
-        raise WorkloadError(
-            "workload.layer_drop skips layers for each sample separately, but routers balance experts over all "
-            "samples; set it to 0"
-        )
-    if head_gates and config.generator:
-        raise WorkloadError(
-            "workload.head_penalty is for one network, and this objective trains two; set it to 0, and prune the heads "
-            "of the exported discriminator in another run"
-        )
+    _check_layers(config, layer_drop, head_gates)
     config = replace(
         config,
         dropout=dropout,
@@ -240,6 +231,20 @@ def _with_decoder_start(
             f"{config.vocab_size}; fix decoder_start_token_id in its config.json"
         )
     return vocabulary
+
+
+def _check_layers(config: TransformerConfig, layer_drop: float, head_gates: bool) -> None:
+    """Raise WorkloadError if layers cannot be skipped, or heads have no gates, in a model like this."""
+    if layer_drop and config.moe:
+        raise WorkloadError(
+            "workload.layer_drop skips layers for each sample separately, but routers balance experts over all "
+            "samples; set it to 0"
+        )
+    if head_gates and config.generator:
+        raise WorkloadError(
+            "workload.head_penalty is for one network, and this objective trains two; set it to 0, and prune the heads "
+            "of the exported discriminator in another run"
+        )
 
 
 def _check_class_options(

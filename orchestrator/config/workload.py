@@ -229,7 +229,15 @@ class WorkloadSpec(StrictModel):
 
     @model_validator(mode="after")
     def an_own_model_has_no_parts_of_ours(self) -> WorkloadSpec:
-        for key in ("mup", "dropout", "attention_dropout", "layer_drop", "embedding_noise", "head_penalty", "grow"):
+        for key in (
+            "mup",
+            "dropout",
+            "attention_dropout",
+            "layer_drop",
+            "embedding_noise",
+            "head_penalty",
+            "grow",
+        ):
             if is_object_reference(self.model) and getattr(self, key) not in (None, 0.0):
                 raise ValueError(
                     f"{key} is for models of this project, and {self.model} is an own one; leave it out"
@@ -281,8 +289,8 @@ class WorkloadSpec(StrictModel):
     def gates_are_folded_into_trained_weights(self) -> WorkloadSpec:
         if self.head_penalty and self.adapter is not None:
             raise ValueError(
-                "head_penalty trains gates that an export folds into the base's weights, and an adapter leaves those as "
-                "they are; leave out one of them"
+                "an export folds the gates of head_penalty into the base's weights, and an adapter leaves those as they "
+                "are; leave out one of them"
             )
         return self
 

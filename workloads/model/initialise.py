@@ -94,8 +94,8 @@ def initial(
     """Return the initial tensor `name` of `shape`, fp32 on CPU. `base` is its shape in the muP base model, if there is
     one.
 
-    Norm weights are one (zero if stored minus one). Biases and buffers are zero. Gates of heads are open. All others have the standard deviation
-    `spread`, scaled relative to the base.
+    Norm weights are one (zero if stored minus one). Biases and buffers are zero. Gates of heads are open. All others
+    have the standard deviation `spread`, scaled relative to the base.
 
     Args:
         config: the model.
