@@ -289,8 +289,8 @@ class WorkloadSpec(StrictModel):
     def gates_are_folded_into_trained_weights(self) -> WorkloadSpec:
         if self.head_penalty and self.adapter is not None:
             raise ValueError(
-                "an export folds the gates of head_penalty into the base's weights, and an adapter leaves those as they "
-                "are; leave out one of them"
+                "an export folds the gates of head_penalty into the base's weights, and an adapter leaves them as "
+                "they are; leave out one of them"
             )
         return self
 

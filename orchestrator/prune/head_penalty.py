@@ -13,7 +13,7 @@ from workloads.model.stored import is_gates
 
 
 class HeadPenalty:
-    """Adds the gradient of `penalty` times the expected number of open gates (Voita et al., 2019, equation 9).
+    """Adds the gradient of `penalty` times the expected number of open gates (Voita et al., 2019, section 6.1).
 
     The gradient is that of the sigmoid, penalty * p * (1 - p) for a gate that is open with probability p, so the
     penalty does not pass through the model, and enters once for a step under any layout. Reported losses exclude it.

@@ -1,9 +1,12 @@
 """Gates of attention heads, which training opens or closes: the hard concrete distribution.
 
 Voita et al., 2019, "Analyzing Multi-Head Self-Attention: Specialized Heads Do the Heavy Lifting, the Rest Can Be
-Pruned", section 6: every head's output is multiplied by a gate, and the loss has a penalty for the expected number of
+Pruned", section 6.1: every head's output is multiplied by a gate, and the loss has a penalty for the expected number of
 open gates. The distribution is that of Louizos et al., 2018, "Learning Sparse Neural Networks through L0
-Regularization", section 2.2.
+Regularization", section 2.2: a sample z of log alpha is
+
+    s = sigmoid((log u - log(1 - u) + log alpha) / beta), u uniform in (0, 1)
+    z = min(1, max(0, s (zeta - gamma) + gamma))
 """
 
 from __future__ import annotations
@@ -62,7 +65,7 @@ class HeadGates(nn.Module):
 
 
 def drawn_gates(log_alpha: Tensor, uniform: Tensor) -> Tensor:
-    """Return hard concrete gates in [0, 1] for numbers in (0, 1) (Louizos et al., 2018, equations 10 and 11).
+    """Return the samples z in [0, 1] of numbers u in (0, 1).
 
     Args:
         log_alpha: fp32 [heads].
@@ -76,12 +79,12 @@ def drawn_gates(log_alpha: Tensor, uniform: Tensor) -> Tensor:
 
 
 def gates_of(log_alpha: Tensor) -> Tensor:
-    """Return the gates of evaluation and of exports, in [0, 1] (Louizos et al., 2018, equation 13)."""
+    """Return the gates of evaluation and of exports, in [0, 1]: z with s = sigmoid(log alpha) (section 2.2)."""
     return _stretched(torch.sigmoid(log_alpha))
 
 
 def open_probability(log_alpha: Tensor) -> Tensor:
-    """Return the probability that a drawn gate is not 0 (Louizos et al., 2018, equation 12)."""
+    """Return the probability that a sample is not 0: sigmoid(log alpha - beta log(-gamma / zeta)) (section 2.2)."""
     return torch.sigmoid(log_alpha - TEMPERATURE * math.log(-LOWEST / HIGHEST))
 
 

@@ -84,7 +84,7 @@ def test_what_does_not_go_with_it_is_refused(parts: dict[str, Any], words: str) 
     [
         (
             {"workload": {"init_from": "run", "adapter": {"kind": "lora"}}},
-            "an adapter leaves those as they are",
+            "an adapter leaves them as they are",
         ),
         ({"workload": {"model": "mine:Model"}}, "head_penalty is for models of this project"),
         ({"quantize": {"weights": "int8"}}, "quantise in a run that begins with that export"),
