@@ -13,7 +13,7 @@ from __future__ import annotations
 import copy
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pydoc_data.topics import topics
 from typing import Any
 
@@ -32,8 +32,8 @@ from workloads.workload import Vocabulary
 
 TOKENS, LENGTH, BATCH = 1024, 32, 16
 SIZES = {"hidden": 64, "layers": 4, "heads": 8, "kv_heads": 8, "head_dim": 8, "intermediate": 128}
-BASE_STEPS, STEPS = 1500, 500
-LR, GATES_LR = 2e-3, 4e-2
+BASE_STEPS, STEPS = 1000, 300
+LR, GATES_LR = 2e-3, 0.1
 PENALTIES = (0.01, 0.03)
 MEASURED = 64
 """Batches of training text by which importance is measured."""
@@ -96,12 +96,29 @@ def trained(
     tokens: np.ndarray,
     seed: int,
     steps: range,
-    penalty: float,
+    penalty: float = 0.0,
+    removed: Iterable[tuple[str, int]] = (),
 ) -> nn.Module:
-    """Train for some steps, with a cosine schedule; gates only with a penalty."""
+    """Train for some steps, with a cosine schedule.
+
+    Args:
+        workload: the model's.
+        model: trained in place.
+        tokens: those of training.
+        seed: of the batches.
+        steps: their numbers.
+        penalty: of each open gate, if the model has gates.
+        removed: heads, by attention and number, whose part of the output projection is 0 and stays so.
+    """
+    masks = {}
+    for name, head in removed:
+        weight = model.get_parameter(f"{name}.output.weight")
+        mask = masks.setdefault(weight, torch.ones_like(weight))
+        mask[:, head * SIZES["head_dim"] : (head + 1) * SIZES["head_dim"]] = 0.0
+    for weight, mask in masks.items():
+        weight.data.mul_(mask)
+        weight.register_hook(lambda gradient, mask=mask: gradient * mask)
     gates = list(gates_in(model).values())
-    for each in gates:
-        each.requires_grad_(penalty > 0)
     weights = [p for name, p in model.named_parameters() if not is_gates(name)]
     groups = [{"params": weights, "lr": LR}, {"params": gates, "lr": GATES_LR, "weight_decay": 0.0}]
     optimizer = torch.optim.AdamW(groups, betas=(0.9, 0.95), weight_decay=0.1)
@@ -119,82 +136,82 @@ def trained(
     return model
 
 
-def without(model: nn.Module, removed: Iterable[tuple[str, int]]) -> nn.Module:
-    """Return a copy whose gates are shut for these heads and open for the others, whatever is drawn."""
-    result = copy.deepcopy(model)
-    gates = gates_in(result)
+def workload_of(seed: int, head_gates: bool) -> TransformerWorkload:
+    """Return the model of a seed."""
+    made: Any = load(
+        "llama-tiny",
+        "causal_lm",
+        Vocabulary(TOKENS, eos=0),
+        changes=SIZES,
+        sequence_length=LENGTH,
+        seed=seed,
+        head_gates=head_gates,
+    )
+    return made
+
+
+def begun(workload: TransformerWorkload, seed: int, weights: dict[str, Tensor]) -> nn.Module:
+    """Return a model with these weights; others have their initial values."""
+    model = workload.build()
     with torch.no_grad():
-        for each in gates.values():
-            each.fill_(40.0)
-        for name, head in removed:
-            gates[name][head] = -40.0
-    return result
+        for name, tensor in model.state_dict().items():
+            tensor.copy_(weights.get(name, workload.initial(name, seed)))
+    return model
+
+
+def measure(seed: int, tokens: np.ndarray, held_out: np.ndarray) -> None:
+    """Measure all arms of a seed, and print a line for each of them.
+
+    Args:
+        seed: of weights, batches and chance.
+        tokens: those of training.
+        held_out: those on which losses are measured.
+    """
+    began = time.process_time()
+    plain, gated = workload_of(seed, False), workload_of(seed, True)
+    base = trained(plain, begun(plain, seed, {}), tokens, seed, range(BASE_STEPS))
+    print(f"seed {seed}: base {loss_of(plain, base, held_out):.4f}", flush=True)
+    later = range(BASE_STEPS, BASE_STEPS + STEPS)
+    batches = (batch_of(tokens, seed + 100, number) for number in range(MEASURED))
+    scores = gradient(copy.deepcopy(base), plain.config, plain.loss, batches)
+    heads = [
+        (name, head)
+        for name, each in scores.items()
+        if name.endswith("attention")
+        for head in range(len(each))
+    ]
+    # The scores of a layer are divided by their norm before layers are compared, as Michel et al., 2019, do.
+    by_importance = sorted(heads, key=lambda at: float(scores[at[0]][at[1]] / scores[at[0]].norm()))
+    chance = [heads[number] for number in np.random.default_rng(seed).permutation(len(heads))]
+
+    def after(order: Sequence[tuple[str, int]], count: int) -> float:
+        model = begun(plain, seed, base.state_dict())
+        return loss_of(plain, trained(plain, model, tokens, seed, later, removed=order[:count]), held_out)
+
+    for penalty in PENALTIES:
+        learned = trained(gated, begun(gated, seed, base.state_dict()), tokens, seed, later, penalty)
+        still_open = {
+            name: int((gates_of(each.detach()) > 0).sum()) for name, each in gates_in(learned).items()
+        }
+        kept = sum(still_open.values())
+        counts = f"{kept} of {len(heads)} heads open ({' '.join(map(str, still_open.values()))})"
+        losses = {"gates": loss_of(gated, learned, held_out)}
+        print(f"seed {seed}: penalty {penalty}: {counts}: gates {losses['gates']:.4f}", flush=True)
+        losses["importance"] = after(by_importance, len(heads) - kept)
+        losses["chance"] = after(chance, len(heads) - kept)
+        text_of = ", ".join(f"{name} {loss:.4f}" for name, loss in losses.items())
+        print(f"seed {seed}: penalty {penalty}: {counts}: {text_of}", flush=True)
+    print(f"seed {seed}: all heads {after(heads, 0):.4f}", flush=True)
+    print(f"seed {seed}: {time.process_time() - began:.0f} s of a processor", flush=True)
 
 
 def main(seeds: int) -> None:
-    """Measure, and print a row for each arm."""
+    """Measure some seeds."""
     torch.set_num_threads(1)
     tokens, held_out = text()
     print(f"{len(tokens)} tokens to train on, {len(held_out)} held out", flush=True)
-    vocabulary = Vocabulary(TOKENS, eos=0)
     for seed in range(1, seeds + 1):
-        made: Any = load(
-            "llama-tiny",
-            "causal_lm",
-            vocabulary,
-            changes=SIZES,
-            sequence_length=LENGTH,
-            seed=seed,
-            head_gates=True,
-        )
-        model = made.build()
-        with torch.no_grad():
-            for name, tensor in model.state_dict().items():
-                tensor.copy_(made.initial(name, seed))
-        began = time.process_time()
-        base = trained(made, without(model.train(), ()), tokens, seed, range(BASE_STEPS), 0.0)
-        print(f"seed {seed}: base {loss_of(made, base, held_out):.4f}", flush=True)
-        later = range(BASE_STEPS, BASE_STEPS + STEPS)
-        whole = trained(made, without(base, ()), tokens, seed, later, 0.0)
-        print(f"seed {seed}: all heads {loss_of(made, whole, held_out):.4f}", flush=True)
-        scores = gradient(
-            copy.deepcopy(base),
-            made.config,
-            made.loss,
-            (batch_of(tokens, seed + 100, n) for n in range(MEASURED)),
-        )
-        heads = [
-            (name, head)
-            for name, each in scores.items()
-            for head in range(len(each))
-            if name in gates_in(base)
-        ]
-        # The scores of a layer are divided by their norm before layers are compared (Michel et al., 2019, section 3.2).
-        by_importance = sorted(heads, key=lambda at: float(scores[at[0]][at[1]] / scores[at[0]].norm()))
-        chance = [heads[n] for n in np.random.default_rng(seed).permutation(len(heads))]
-        for penalty in PENALTIES:
-            learned = copy.deepcopy(base)
-            for each in gates_in(learned).values():
-                nn.init.constant_(each, 2.5)
-            trained(made, learned, tokens, seed, later, penalty)
-            shut = {name: gates_of(each.detach()) == 0 for name, each in gates_in(learned).items()}
-            closed = sum(int(each.sum()) for each in shut.values())
-            found = {
-                "gates": loss_of(made, learned, held_out),
-                "importance": loss_of(
-                    made,
-                    trained(made, without(base, by_importance[:closed]), tokens, seed, later, 0.0),
-                    held_out,
-                ),
-                "chance": loss_of(
-                    made, trained(made, without(base, chance[:closed]), tokens, seed, later, 0.0), held_out
-                ),
-            }
-            by_layer = " ".join(str(int((~each).sum())) for each in shut.values())
-            losses = ", ".join(f"{name} {loss:.4f}" for name, loss in found.items())
-            counts = f"{len(heads) - closed} of {len(heads)} heads open ({by_layer})"
-            print(f"seed {seed}: penalty {penalty}: {counts}: {losses}", flush=True)
-        print(f"seed {seed}: {time.process_time() - began:.0f} s of a processor", flush=True)
+        measure(seed, tokens, held_out)
 
 
 if __name__ == "__main__":
