@@ -75,6 +75,7 @@ def load(
     attention_dropout: float = 0.0,
     layer_drop: float = 0.0,
     embedding_noise: float = 0.0,
+    head_gates: bool = False,
     sequence_length: int,
     seed: int = 0,
     rule: int = RULE,
@@ -102,6 +103,7 @@ def load(
         attention_dropout: the rate of attention dropout.
         layer_drop: the rate of skipped layers.
         embedding_noise: the alpha of the noise on embeddings, see `workloads.model.dropout.noisy`.
+        head_gates: whether each attention head gets a gate, see `workloads.model.head_gates`.
         sequence_length: tokens of a sample.
         seed: the seed of the run.
         rule: the sampling rule of the run's data, see `workloads.objectives.sampled`.
@@ -161,7 +163,7 @@ def load(
     generation = generation_of(vocabulary, meaning, built) if meaning else Generation()
     if isinstance(config, HuggingFaceModel):
         config = config.padded_with(vocabulary.padding)
-        _check_class_options(model, begin, layer_drop, attention_dropout)
+        _check_class_options(model, begin, layer_drop, attention_dropout, head_gates)
         check_of_class(str(root(config.folder)))
         workload = HuggingFaceWorkload(
             model, config, built, vocabulary, dropout, generation=generation, meaning=meaning
@@ -172,17 +174,14 @@ def load(
     config = for_objective(config, objective, len(labels) or None)
     if not model.startswith(FOLDER):
         config = _completed(config, vocabulary, sequence_length)
-    if layer_drop and config.moe:
-        raise WorkloadError(
-            "workload.layer_drop skips layers for each sample separately, but routers balance experts over all "
-            "samples; set it to 0"
-        )
+    _check_layers(config, layer_drop, head_gates)
     config = replace(
         config,
         dropout=dropout,
         attention_dropout=attention_dropout,
         layer_drop=layer_drop,
         embedding_noise=embedding_noise,
+        head_gates=head_gates,
     )
     if mup is None:
         made = _workload(model, config, objective=built, vocabulary=vocabulary, begin=begin, meaning=meaning)
@@ -234,8 +233,22 @@ def _with_decoder_start(
     return vocabulary
 
 
+def _check_layers(config: TransformerConfig, layer_drop: float, head_gates: bool) -> None:
+    """Raise WorkloadError if layers cannot be skipped, or heads have no gates, in a model like this."""
+    if layer_drop and config.moe:
+        raise WorkloadError(
+            "workload.layer_drop skips layers for each sample separately, but routers balance experts over all "
+            "samples; set it to 0"
+        )
+    if head_gates and config.generator:
+        raise WorkloadError(
+            "workload.head_penalty is for one network, and this objective trains two; set it to 0, and prune the heads "
+            "of the exported discriminator in another run"
+        )
+
+
 def _check_class_options(
-    model: str, begin: Begin | None, layer_drop: float, attention_dropout: float
+    model: str, begin: Begin | None, layer_drop: float, attention_dropout: float, head_gates: bool
 ) -> None:
     """Raise WorkloadError for options that an unchanged transformers class does not support."""
     if begin is not None:
@@ -252,6 +265,11 @@ def _check_class_options(
         raise WorkloadError(
             f"workload.attention_dropout needs a class of this project, and {model} runs as a class of "
             "transformers; set it to 0"
+        )
+    if head_gates:
+        raise WorkloadError(
+            f"workload.head_penalty needs a class of this project, and {model} runs as a class of transformers; "
+            "set it to 0"
         )
 
 

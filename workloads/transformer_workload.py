@@ -20,6 +20,7 @@ from workloads.model.config import TransformerConfig
 from workloads.model.depth import depth, layer_count
 from workloads.model.electra import Electra, ElectraOutput
 from workloads.model.generate import generate
+from workloads.model.head_gates import folded_reader
 from workloads.model.initialise import drawn, initial, new_rows
 from workloads.model.moe import MixtureOfExperts
 from workloads.model.mup import lr_scale
@@ -303,7 +304,7 @@ class TransformerWorkload:
         """See Workload.hf_tensors."""
         from workloads.hf.convert.write_folder import hf_names
 
-        return hf_names(self.config, shapes_of(self.config))
+        return hf_names(self._plain, shapes_of(self._plain))
 
     def hf_weights(self, chosen: Collection[str]) -> Mapping[str, Sequence[str]]:
         """See Workload.hf_weights."""
@@ -311,7 +312,7 @@ class TransformerWorkload:
 
         if self.config.generator:
             raise WorkloadError("a generator and its discriminator can be exported only in full precision")
-        return hf_weights(self.config, shapes_of(self.config), chosen)
+        return hf_weights(self._plain, shapes_of(self._plain), chosen)
 
     def check_hf(self) -> None:
         """Raise WorkloadError if transformers has no class for this model, as `to_hf` would."""
@@ -319,7 +320,7 @@ class TransformerWorkload:
 
         self._check_merges()
         self._check_last_token()
-        check_export(self.config, self.vocabulary, shapes_of(self.config), self._decoder_start)
+        check_export(self._plain, self.vocabulary, shapes_of(self._plain), self._decoder_start)
 
     def _check_last_token(self) -> None:
         known = self.vocabulary
@@ -354,7 +355,7 @@ class TransformerWorkload:
         self._check_merges()
         if self.adapter:
             read = merged_reader(self.adapter, self.shapes, read)
-        return state(self.config, shapes_of(self.config), read)
+        return state(self._plain, shapes_of(self._plain), self._without_gates(read))
 
     def _check_merges(self) -> None:
         if self.adapter and not self.adapter.merges:
@@ -364,15 +365,15 @@ class TransformerWorkload:
             )
 
     def base_to_hf(self, read: Callable[[str], Tensor], folder: str) -> None:
-        """Like `to_hf`, for the model without its adapter."""
+        """Like `to_hf`, for the model without its adapter. Gates of heads are folded into the weights."""
         from workloads.hf.convert.write_folder import export
         from workloads.hf.files.meaning import PROBLEMS
 
         export(
-            self.config,
+            self._plain,
             self.vocabulary,
-            shapes=shapes_of(self.config),
-            read=read,
+            shapes=shapes_of(self._plain),
+            read=self._without_gates(read),
             folder=folder,
             decoder_start=self._decoder_start,
             labels=self._output_names(),
@@ -383,6 +384,15 @@ class TransformerWorkload:
             from workloads.hf.convert.sentence_transformers import write_modules
 
             write_modules(folder, self.objective, self.config.hidden)
+
+    @property
+    def _plain(self) -> TransformerConfig:
+        """The model that is exported, whose heads have no gates."""
+        return replace(self.config, head_gates=False)
+
+    def _without_gates(self, read: Callable[[str], Tensor]) -> Callable[[str], Tensor]:
+        """Return a reader of the tensors of the exported model, given one of this model without its adapter."""
+        return folded_reader(self.shapes, read) if self.config.head_gates else read
 
     def _output_names(self) -> Sequence[str]:
         """Return the names of a classification head's labels; empty for other heads."""
@@ -426,7 +436,7 @@ def _sharding(config: TransformerConfig) -> dict[str, str]:
     names = ["attention", "cross_attention"] if seq2seq else ["attention"]
     for name in names if not config.latent else []:
         styles |= {f"{layer}{name}.{part}": "column" for part in ("query", "key", "value")}
-        styles[f"{layer}{name}.output"] = "row"
+        styles |= {f"{layer}{name}.output": "row", f"{layer}{name}.gates": "column"}
     if config.positions == "relative_keys":
         styles |= {f"{layer}attention.distance": "column", f"{layer}attention.relative": "column"}
     if config.qk_norm:

@@ -180,6 +180,7 @@ class JobSpec(StrictModel):
             ema=self.checkpoint.ema,
             gpus=self.resources.per_worker.gpu,
             prune=self.prune,
+            head_penalty=self.workload.head_penalty,
             quantize=self.quantize,
             distill=self.distill,
             evaluate=self.evaluate,

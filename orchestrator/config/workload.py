@@ -111,7 +111,14 @@ class WorkloadSpec(StrictModel):
     }
     # The names of committed weights tell the implementation. `identity` adds the rate of attention dropout.
     NO_IDENTITY: ClassVar[tuple[str, ...]] = ("implementation", "attention_dropout")
-    ADDED_LATER: ClassVar[tuple[str, ...]] = ("layer_drop", "embedding_noise", "grow", "adapter", "shrink")
+    ADDED_LATER: ClassVar[tuple[str, ...]] = (
+        "layer_drop",
+        "embedding_noise",
+        "head_penalty",
+        "grow",
+        "adapter",
+        "shrink",
+    )
 
     model: str = Field(
         description="a preset's name, hf:<config or checkpoint folder>, or your own as module:name"
@@ -170,6 +177,12 @@ class WorkloadSpec(StrictModel):
         ge=0.0,
         description="NEFTune: alpha of the uniform noise that is added to token embeddings in training",
     )
+    head_penalty: float = Field(
+        default=0.0,
+        ge=0.0,
+        description="train a gate for each attention head, and add this to the loss for each one that is open (L0 "
+        "penalty, Voita et al., 2019)",
+    )
     adapter: AdapterSpec | None = Field(
         default=None, description="train an adapter and freeze the initial weights"
     )
@@ -177,7 +190,7 @@ class WorkloadSpec(StrictModel):
     @property
     def draws(self) -> bool:
         """Return whether training draws random numbers, for which batches carry keys."""
-        return any(self.dropouts) or bool(self.layer_drop or self.embedding_noise)
+        return any(self.dropouts) or bool(self.layer_drop or self.embedding_noise or self.head_penalty)
 
     @property
     def dropouts(self) -> tuple[float, float]:
@@ -216,7 +229,15 @@ class WorkloadSpec(StrictModel):
 
     @model_validator(mode="after")
     def an_own_model_has_no_parts_of_ours(self) -> WorkloadSpec:
-        for key in ("mup", "dropout", "attention_dropout", "layer_drop", "embedding_noise", "grow"):
+        for key in (
+            "mup",
+            "dropout",
+            "attention_dropout",
+            "layer_drop",
+            "embedding_noise",
+            "head_penalty",
+            "grow",
+        ):
             if is_object_reference(self.model) and getattr(self, key) not in (None, 0.0):
                 raise ValueError(
                     f"{key} is for models of this project, and {self.model} is an own one; leave it out"
@@ -261,6 +282,15 @@ class WorkloadSpec(StrictModel):
             raise ValueError(
                 f"shrink.importance gradient needs a loss of the samples alone, but {self.objective} compares with a "
                 "reference or generates; use magnitude"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def gates_are_folded_into_trained_weights(self) -> WorkloadSpec:
+        if self.head_penalty and self.adapter is not None:
+            raise ValueError(
+                "an export folds the gates of head_penalty into the base's weights, and an adapter leaves them as "
+                "they are; leave out one of them"
             )
         return self
 

@@ -76,6 +76,7 @@ def status_of(
         "loss_parts": parts_of_loss(last),
         "reward": last.get("reward"),
         "sparsity": last.get("sparsity"),
+        "open_heads": last.get("open_heads"),
         "tokens_per_second": last.get("tokens_per_second"),
         "mfu": last.get("mfu"),
         "step_parts": parts.means,

@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 
 class CommitWeights:
     """The weights of a run's commit; see `StoredWeights`. Every block read is verified. Tensors that the run did not
-    train come from the weights `below` it, with which it began.
+    train come from the weights `below` it, with which it began. Gates of heads are folded into the output projections
+    of a model without gates.
     """
 
     notes: tuple[str, ...] = ()
@@ -41,6 +42,7 @@ class CommitWeights:
         self._reader = reader
         self._base_weights = base_weights
         self._stacked_names = stacked_names
+        self._folds_gates = False
 
     def check(
         self,
@@ -50,21 +52,30 @@ class CommitWeights:
         added: int,
     ) -> None:
         """Raise WorkloadError if they do not fit a model of these shapes."""
-        from workloads.model.stored import HEADS, misfits, refuse_misfits, refuse_strange, weight_notes
+        from workloads.model.stored import (
+            HEADS,
+            is_gates,
+            misfits,
+            refuse_misfits,
+            refuse_strange,
+            weight_notes,
+        )
 
         where = self._where
         hint = "give the model of the base"
         # only the run below knows which rows it added itself, so there tables must have one size
         shape_of = {n: s for n in shapes if (s := self._shape(n)) and (n in self._names or s == shapes[n])}
         refuse_misfits(misfits(config, shapes, shape_of.get, tables, added), where, hint)
-        unused = sorted(self._names.keys() - shapes.keys())
+        self._folds_gates = not config.head_gates and any(map(is_gates, self._names))
+        unused = sorted(name for name in self._names.keys() - shapes.keys() if not is_gates(name))
         refuse_strange([n for n in unused if not n.startswith((*HEADS, "generator."))], where, hint)
         copied = (
             [f"layers are stacked: those that {where} lacks start as copies of its layers"]
             if self._stacked_names
             else []
         )
-        self.notes = (*copied, *weight_notes(shapes, self._shape, unused, where))
+        folded = [f"gates of heads of {where} are folded into its weights"] if self._folds_gates else []
+        self.notes = (*copied, *folded, *weight_notes(shapes, self._shape, unused, where))
 
     def check_same_shapes(self, shapes: Mapping[str, torch.Size]) -> None:
         """Raise WorkloadError unless the tensors have exactly these names and shapes."""
@@ -86,7 +97,19 @@ class CommitWeights:
         if shape is None:
             return None
         assert self._reader is not None
-        return _Tensor(self._reader, self._names[name], shape)
+        tensor = _Tensor(self._reader, self._names[name], shape)
+        return self._gated(self._names[name], tensor, self._reader) if self._folds_gates else tensor
+
+    def _gated(self, stored_name: str, tensor: _Tensor, reader: Reader) -> StoredTensor:
+        """Return a tensor of the commit with the gates folded in that belong to it, if any do."""
+        import torch
+
+        from workloads.model.head_gates import FoldedOutput, gates_name
+
+        gates = gates_name(stored_name)
+        if gates not in self._shapes:
+            return tensor
+        return FoldedOutput(tensor, _Tensor(reader, gates, torch.Size(self._shapes[gates])))
 
     @cached_property
     def _names(self) -> dict[str, str]:

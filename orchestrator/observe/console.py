@@ -28,8 +28,8 @@ class ProgressDisplay:
     """A live screen on a terminal. Elsewhere, a plain line at every change of phase and every ten seconds, without
     repeats.
 
-    `update` takes {phase, step, steps, loss, sparsity, tokens_per_second, attempt, layout, eta_seconds, note}. Missing
-    keys are left out of the line.
+    `update` takes {phase, step, steps, loss, sparsity, open_heads, tokens_per_second, attempt, layout, eta_seconds,
+    note}. Missing keys are left out of the line.
     """
 
     def __init__(self, stream: IO[str] | None = None, how: str | None = None) -> None:
@@ -260,6 +260,8 @@ def _details(status: Mapping[str, Any]) -> list[str]:
         parts.append(f"loss {status['loss']:.4f}{_parts(status.get('loss_parts'))}")
     if status.get("sparsity"):
         parts.append(f"{status['sparsity']:.1%} pruned")
+    if status.get("open_heads") is not None:
+        parts.append(f"{status['open_heads']:.0f} heads open")
     if status.get("tokens_per_second") is not None:
         parts.append(f"{count(status['tokens_per_second'])} {read_unit(status.get('objective') or '')}/s")
     if status.get("eta_seconds") is not None:

@@ -24,7 +24,7 @@ from orchestrator.storage.run_directory import ORIGIN, RunDir
 
 GANG_PHASES = frozenset({"start", "train"})
 """Phases in which steps are computed."""
-CHARTED = ("reward", "loss", "tokens_per_second", "grad_norm", "answer_tokens")
+CHARTED = ("reward", "loss", "tokens_per_second", "grad_norm", "answer_tokens", "open_heads")
 ROLLOUT = ("transfer", "generate", "reward")
 """The parts of a rollout within a step: sending weights, waiting for answers, and their rewards."""
 FIRST_OF_ROLLOUT = "transfer_seconds"

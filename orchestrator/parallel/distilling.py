@@ -35,6 +35,7 @@ from workloads.objectives.distillation import (
     Shards,
     TaughtTokens,
     Top,
+    first_of,
     of_hidden,
     of_logits,
     of_relations,
@@ -185,7 +186,11 @@ class Distilling:
         metrics = dict(loss.metrics)
         added = torch.zeros((), device=real.device)
         if hidden := self._distill.hidden:
-            differences = [of_hidden(teacher, student, real) for teacher, student in pairs[:first]]
+            counted = first_of(real) if hidden.tokens == "first" else real
+            is_cosine = hidden.loss == "cosine"
+            differences = [
+                of_hidden(teacher, student, counted, is_cosine) for teacher, student in pairs[:first]
+            ]
             metrics[HIDDEN_LOSS] = torch.stack(differences).sum()
             added = added + hidden.weight * metrics[HIDDEN_LOSS]
         if relations := self._distill.relations:

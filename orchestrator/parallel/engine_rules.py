@@ -67,9 +67,11 @@ def engine_problems(
                 "DeepSpeed sums gradients itself, so that no other rank can compare them; set parallel.engine to "
                 "torch, or leave resources.verify out"
             )
-        if prunes:
+        if prunes or workload.head_penalty:
+            key = "prune" if prunes else "workload.head_penalty"
             problems.append(
-                "prune masks gradients before their norm, which DeepSpeed computes itself; set parallel.engine to torch"
+                f"{key} changes gradients before their norm, which DeepSpeed computes itself; set parallel.engine to "
+                "torch"
             )
     problems += _with_compared_texts(workload.objective, layout)
     return [*problems, *_with_equal_bits(train, layout)] if train.determinism == "bitwise" else problems

@@ -144,12 +144,13 @@ class StepLosses:
         # gradients about their usual size, which fp16 needs.
         self.expected = float(global_batch * labels_per_sample)
         # Whether the loss has a term that is a mean over tokens or samples (router balance, sentence head, generator,
-        # hidden states of a teacher).
+        # hidden states of a teacher), or one that is added to the gradients of the mean loss (gates of heads).
         self._has_means = bool(
             config.moe
             or getattr(config, "balanced", False)
             or getattr(config, "sentence_head", False)
             or getattr(config, "generator", 0)
+            or getattr(config, "head_gates", False)
             or (distill and distill.looks_inside)
         )
         table = workload.shapes.get("tokens.weight")

@@ -26,6 +26,7 @@ from workloads.adapters.nf4 import QuantisedWeight
 from workloads.model.attention import AttentionCore, Context
 from workloads.model.fake_quantise import FakeQuantiser
 from workloads.model.feedforward import FeedForward
+from workloads.model.head_gates import HeadGates
 from workloads.model.layers import CutRMSNorm
 from workloads.model.moe import Experts
 from workloads.model.transformer import Layer
@@ -234,11 +235,11 @@ def _at(logits: Tensor, tokens: Tensor) -> Tensor:
 
 
 def _number_heads(block: nn.Module, tp: ProcessGroup) -> None:
-    """Number a rank's heads globally, so that dropout of a part of the heads draws the numbers that one process draws
-    for them."""
-    core = getattr(block, "core", None)
-    if isinstance(core, AttentionCore):
-        core.part = tp.index
+    """Number a rank's heads globally, so that dropout and gates of a part of the heads draw the numbers that one
+    process draws for them."""
+    for module in block.children():
+        if isinstance(module, AttentionCore | HeadGates):
+            module.part = tp.index
 
 
 def copy_first(tp: ProcessGroup) -> Any:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from fnmatch import fnmatchcase
 from typing import Any, Literal
 
 from pydantic import Field, model_validator
@@ -9,6 +11,11 @@ from pydantic import Field, model_validator
 from orchestrator.config.strict import Positive, StrictModel
 from orchestrator.config.workload import WorkloadSpec
 from orchestrator.train.config import TrainSpec
+
+TO_CLOSE = 4.9
+"""How far log alpha of a head's gate falls from its start until the gate is 0, see `workloads.model.head_gates`."""
+GATES = tuple(f"{stack}layers.0.attention.gates.log_alpha" for stack in ("", "encoder.", "decoder."))
+"""Names of gates in all kinds of models."""
 
 
 class PruneSpec(StrictModel):
@@ -161,3 +168,31 @@ class PruneSpec(StrictModel):
                 "in it; use ema"
             )
         return ""
+
+
+def gates_notes(workload: WorkloadSpec, train: TrainSpec) -> list[str]:
+    """Return one line if no gate of a head can close within the run.
+
+    An update of AdamW is about as large as its learning rate, so log alpha moves at most by the sum of the rates.
+
+    Args:
+        workload: the key `workload` of the job.
+        train: the key `train`.
+    """
+    if not workload.head_penalty:
+        return []
+    of_gates = (
+        group.lr_scale
+        for group in train.optimizer.groups
+        if any(fnmatchcase(name, pattern) for name in GATES for pattern in group.match)
+    )
+    moves = train.optimizer.lr * next(of_gates, 1.0) * train.steps
+    if moves >= TO_CLOSE:
+        return []
+    scale = 2 * TO_CLOSE / (train.optimizer.lr * train.steps)
+    digit = 10 ** math.floor(math.log10(scale))
+    return [
+        f"no gate of a head can close: log alpha has to fall by {TO_CLOSE}, and {train.steps} steps move it by "
+        f"{moves:.2g} at most; give gates a larger learning rate, as in train.optimizer.groups: "
+        f'[{{match: ["*.gates.*"], lr_scale: {math.ceil(scale / digit) * digit:g}}}]'
+    ]

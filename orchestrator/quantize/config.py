@@ -100,6 +100,11 @@ class QuantizeSpec(StrictModel):
                 "quantize rounds trained weights, and an adapter changes them when it is merged; leave one of them "
                 "out"
             )
+        if workload.head_penalty:
+            return (
+                "quantize rounds weights, into which the export of a run with workload.head_penalty folds gates; "
+                "quantise in a run that begins with that export"
+            )
         if precision == "fp8":
             return "quantize and train.precision fp8 both replace linear layers; set the precision to bf16"
         if train.compile:

@@ -18,6 +18,7 @@ from orchestrator.models.named_teacher import WHERE, named_teacher
 from orchestrator.parallel.layout import ModelShape
 from orchestrator.planner.choose_precision import Choice
 from orchestrator.planner.shape_of_model import model_shape
+from orchestrator.prune.config import gates_notes
 from orchestrator.train.distillation.config import DistillSpec
 from workloads.errors import WorkloadError
 from workloads.hf.files.hf_config import FolderConfig
@@ -56,11 +57,14 @@ class ResolvedJob:
 
     @property
     def notes(self) -> list[str]:
-        """Return one line for each difference between this training and the model's configuration."""
+        """Return one line for each difference between this training and the model's configuration, and for gates of
+        heads that cannot close.
+        """
         workload = self.spec.workload
         # Each of two compared answers starts at position 0.
         length = self.spec.data.sequence_length // (2 if workload.objective in COMPARED else 1)
-        return self.model.training_notes(workload.model, length, workload.dropouts[0])
+        notes = self.model.training_notes(workload.model, length, workload.dropouts[0])
+        return [*notes, *gates_notes(workload, self.spec.train)]
 
 
 def adapter_of(workload: WorkloadSpec) -> Adapter | None:

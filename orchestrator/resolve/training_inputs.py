@@ -563,6 +563,7 @@ def load_workload(
             attention_dropout=attention_dropout,
             layer_drop=spec.layer_drop,
             embedding_noise=spec.embedding_noise,
+            head_gates=spec.head_penalty > 0.0,
             sequence_length=data.sequence_length,
             seed=seed,
             rule=data_format,

@@ -13,6 +13,7 @@ from workloads.model.cache import Cache, LayerCache
 from workloads.model.config import TransformerConfig
 from workloads.model.disentangled import Between
 from workloads.model.dropout import CROSS_SCORES, SELF_SCORES, drop, keyed
+from workloads.model.head_gates import HeadGates
 from workloads.model.kernels import attend, attend_documents, attend_unfused
 from workloads.model.layers import CutRMSNorm, norm
 from workloads.model.masks import Mask
@@ -37,7 +38,7 @@ class Context:
         memory: encoder output [B, M, hidden] for cross-attention under `memory_mask`.
         keys: int64 [B, L], the dropout keys of the tokens; None without dropout. `score_keys` are those of all queries;
             under sequence parallelism, `keys` covers only a part of them.
-        samples: int64 [B], the keys of the samples for LayerDrop; None if no layer is skipped.
+        samples: int64 [B], the keys of the samples, for LayerDrop and gates of heads; None without these.
         between: the distances of disentangled attention.
         real: bool [B, L], False at padding; None without padding. Covers the full sequence, even if the hidden states
             are
@@ -230,6 +231,7 @@ class Attention(nn.Module):
             config.attention_dropout,
             CROSS_SCORES if cross else SELF_SCORES,
         )
+        self.gates = HeadGates(config.heads, self.core.site) if config.head_gates else None
         self.prefix: nn.Module | None = None  # of an adapter, see `workloads.adapters.adapter`
 
     def forward(self, hidden: Tensor, context: Context) -> Tensor:
@@ -267,6 +269,7 @@ class Attention(nn.Module):
         sinks = None if self.sinks is None else self.sinks.weight
         # [B, heads, L, D]; the heads are then laid side by side, [B, L, heads x D], for the output projection.
         mixed = self.core(query, key, value, mask, bias, keys=context.score_keys, sinks=sinks)
+        mixed = mixed if self.gates is None else self.gates(mixed, context.samples)
         return self.output(mixed.transpose(1, 2).flatten(2))
 
     def _of(self, source: Tensor) -> tuple[Tensor, Tensor]:
@@ -336,6 +339,7 @@ class LatentMultiHeadAttention(nn.Module):
         self.output = nn.Linear(config.heads * latent.value_dim, config.hidden, bias=config.output_bias)
         scale = latent_score_scale(config) * _temperature(config)
         self.core = AttentionCore(scale, dropout=config.attention_dropout)
+        self.gates = HeadGates(config.heads, self.core.site) if config.head_gates else None
 
     def forward(self, hidden: Tensor, context: Context) -> Tensor:
         """Map hidden states [B, L, hidden] to [B, L, hidden].
@@ -366,6 +370,7 @@ class LatentMultiHeadAttention(nn.Module):
         # the up-projection into the query, which takes less memory.
         key, value = context.with_read(torch.cat((key, shared), dim=-1), value)
         mixed = self.core(query, key, value, context.mask, context.bias, keys=context.score_keys)
+        mixed = mixed if self.gates is None else self.gates(mixed, context.samples)
         return self.output(mixed.transpose(1, 2).flatten(2))
 
     def _heads(self, x: Tensor) -> Tensor:

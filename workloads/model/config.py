@@ -61,7 +61,8 @@ class TransformerConfig:
     swiglu_limit: clamps gate and up and joins them with swiglu_alpha as in gpt-oss, see `layers.joined`; 0 for plain
     gates. head_bias: whether a language head has a bias. head_activation: the activation of a masked head; the body's
     if empty. dropout, attention_dropout: the rates in training. layer_drop: the rate of skipped layers.
-    embedding_noise: the alpha of NEFTune. See `workloads.model.dropout`. base: the narrow model for muP, None for none;
+    embedding_noise: the alpha of NEFTune. See `workloads.model.dropout`. head_gates: each head has a gate, see
+    `workloads.model.head_gates`. base: the narrow model for muP, None for none;
     see `workloads.model.mup`.
     """
 
@@ -134,6 +135,7 @@ class TransformerConfig:
     attention_dropout: float = 0.0
     layer_drop: float = 0.0
     embedding_noise: float = 0.0
+    head_gates: bool = False
     base: TransformerConfig | None = None
 
     def __post_init__(self) -> None:
@@ -368,7 +370,7 @@ class TransformerConfig:
         """
         changes = positions_by_our_names(changes)
         known = {f.name for f in fields(self)} - {
-            *("base", "dropout", "attention_dropout", "layer_drop", "embedding_noise"),
+            *("base", "dropout", "attention_dropout", "layer_drop", "embedding_noise", "head_gates"),
         }
         nested = {"moe": MoE, "latent": LatentAttention, "rope_scaling": RopeScaling}
         values: dict[str, Any] = {}

@@ -153,13 +153,14 @@ def _head(config: TransformerConfig) -> int:
 
 def _attention(config: TransformerConfig) -> int:
     hidden, bias = config.hidden, config.attention_bias
+    gates = config.heads if config.head_gates else 0
     if config.latent:
-        return _latent(config)
+        return _latent(config) + gates
     width = config.heads * config.head_dim
     keys = config.kv_heads * config.head_dim
     total = _linear(hidden, width, bias) + 2 * _linear(hidden, keys, bias)
     total += _linear(width, hidden, config.output_bias)
-    total += config.heads if config.sinks else 0
+    total += gates + (config.heads if config.sinks else 0)
     if config.positions == "relative_keys":
         total += hidden * width + 5 * width
     normed = width + keys if config.qk_norm_whole else 2 * config.head_dim

@@ -33,7 +33,9 @@ FIRST, SECOND = 0xBF58476D1CE4E5B9 - 2**64, 0x94D049BB133111EB - 2**64
 ROW_TOKENS = "row_tokens"
 """The batch entry with the number of tokens of each row, padding left out, int64 [B]."""
 SKIPS = -2
-"""Replaces the sequence position, which is never negative, in the key that decides which layers a sample skips."""
+"""Replaces the sequence position, which is never negative, in the keys of what is drawn once for a sample: the layers
+that it skips, and the gates of heads.
+"""
 NOISE = -3
 """Replaces the layer in the keys of the noise on embeddings."""
 SELF_SCORES, CROSS_SCORES = 3, 4
@@ -90,16 +92,17 @@ def token_keys(model: nn.Module, batch: Batch, length: int, stack: int = 0) -> T
 
 
 def sample_keys(model: nn.Module, batch: Batch, stack: int = 0) -> Tensor | None:
-    """Return the LayerDrop key of every sample in that stack, int64 [B]; None if no layer is skipped.
+    """Return the key of every sample in that stack, for LayerDrop and gates of heads, int64 [B]; None without these.
 
     Raises KeyError for a training batch without keys.
 
     Args:
-        model: the model; its mode and its rate are read.
+        model: the model; its mode and its options are read.
         batch: has `dropout_keys`.
         stack: as in `token_keys`.
     """
-    if not (model.training and model.config.layer_drop):  # type: ignore[union-attr]
+    config = model.config
+    if not (model.training and (config.layer_drop or config.head_gates)):  # type: ignore[union-attr]
         return None
     return keyed(keyed(batch[KEYS], stack), SKIPS)
 

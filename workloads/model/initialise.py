@@ -13,8 +13,9 @@ import torch
 from torch import Tensor
 
 from workloads.model.config import TransformerConfig
+from workloads.model.head_gates import START
 from workloads.model.mup import std_scale
-from workloads.model.stored import Part, whole
+from workloads.model.stored import Part, is_gates, whole
 
 ROWS, COLUMNS = 64, 1024
 """The size of a tile, see `Drawn`."""
@@ -93,8 +94,8 @@ def initial(
     """Return the initial tensor `name` of `shape`, fp32 on CPU. `base` is its shape in the muP base model, if there is
     one.
 
-    Norm weights are one (zero if stored minus one). Biases and buffers are zero. All others have the standard deviation
-    `spread`, scaled relative to the base.
+    Norm weights are one (zero if stored minus one). Biases and buffers are zero. Gates of heads are open. All others
+    have the standard deviation `spread`, scaled relative to the base.
 
     Args:
         config: the model.
@@ -106,6 +107,8 @@ def initial(
     random_tensor = drawn(config, name, shape, seed, base)
     if random_tensor is not None:
         return random_tensor[whole(shape)]
+    if is_gates(name):
+        return torch.full(shape, START)
     ones = is_norm(name) and config.norm != "rms_offset"
     return torch.ones(shape) if ones else torch.zeros(shape)
 
@@ -113,7 +116,7 @@ def initial(
 def drawn(
     config: TransformerConfig, name: str, shape: torch.Size, seed: int, base: torch.Size | None = None
 ) -> Drawn | None:
-    """Like `initial`, but drawn in parts. Returns None for tensors that are not drawn: norms and biases.
+    """Like `initial`, but drawn in parts. Returns None for tensors that are not drawn: norms, biases and gates.
 
     Args:
         config: the model.
@@ -122,7 +125,7 @@ def drawn(
         seed: of the run.
         base: its shape in the muP base model; None without one.
     """
-    if is_norm(name) or name.endswith("bias"):
+    if is_norm(name) or name.endswith("bias") or is_gates(name):
         return None
     # Like tf.truncated_normal: no value beyond two standard deviations.
     beyond = 2.0 if config.initial == "truncated" else math.inf

@@ -68,7 +68,7 @@ class Stack(nn.Module):
             memory: output of the encoder, [B, M, hidden]; None in the encoder.
             memory_mask: of cross-attention.
             cache: of a decoder that generates.
-            samples: LayerDrop keys, int64 [B]; None if no layer is skipped.
+            samples: keys of the samples, int64 [B], see `Context`.
         """
         length = hidden.shape[1]
         table = rotary(self.config, positions) if self.config.positions == "rotary" else None

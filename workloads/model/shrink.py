@@ -279,7 +279,7 @@ class Shrunk:
         if part in ("query", "key", "value"):
             width = self.base.head_dim * (self._shared if part == "query" else 1)
             return [(0, _spread(groups, width))]
-        if part == "sinks":
+        if part in ("sinks", "gates"):
             return [(0, _spread(groups, self._shared))]
         return [(1, _spread(groups, self._shared * self.base.head_dim))] if inputs else []
 

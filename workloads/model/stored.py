@@ -16,6 +16,8 @@ Part = tuple[slice, ...]
 """A part of a tensor: a slice with start and stop for each dimension."""
 HEADS = ("head.", "sentence_head.")
 """Prefixes of tensors that a checkpoint may lack, because it was trained with another head or without one."""
+GATES = ".gates.log_alpha"
+"""The end of the names of gates of attention heads."""
 OUTPUT = ("head.output.weight", "head.output.bias")
 """The tensors of a classification head with one row for each label."""
 SHOWN = 4
@@ -125,13 +127,18 @@ def whole(shape: Sequence[int]) -> Part:
 
 def may_begin_anew(config: TransformerConfig, name: str) -> bool:
     """Return whether a checkpoint may lack a tensor, because it belongs to a head that the checkpoint was not trained
-    with. The language model's own head must be present.
+    with, or is the gates of attention heads. The language model's own head must be present.
 
     Args:
         config: the model.
         name: name of the tensor.
     """
-    return config.head != "language" and name.startswith(HEADS)
+    return is_gates(name) or (config.head != "language" and name.startswith(HEADS))
+
+
+def is_gates(name: str) -> bool:
+    """Return whether a tensor is the gates of an attention's heads, see `workloads.model.head_gates`."""
+    return name.endswith(GATES)
 
 
 @dataclass(frozen=True)
@@ -228,7 +235,7 @@ def weight_notes(
         left_out: names of tensors that are not used.
         where: the checkpoint, for the message.
     """
-    fresh = [name for name in shapes if stored(name) is None]
+    fresh = [name for name in shapes if stored(name) is None and not is_gates(name)]
     tables = {
         name: stored_shape[0]
         for name in shapes

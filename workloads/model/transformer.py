@@ -95,7 +95,7 @@ class Layer(nn.Module):
             context: mask, positions and keys.
         """
         output, extra = self._through(hidden, context)
-        return skip(output, hidden, self.layer_drop, context.samples), extra
+        return skip(output, hidden, self.layer_drop, context.samples if self.layer_drop else None), extra
 
     def _through(self, hidden: Tensor, context: Context) -> tuple[Tensor, Tensor | None]:
         # Every n-th layer sees the whole row, with the frequencies of the long range (Gemma 3).

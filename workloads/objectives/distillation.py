@@ -263,17 +263,29 @@ def real_of(batch: Batch) -> Tensor:
     return batch.get("padding", torch.ones_like(tokens, dtype=torch.bool))
 
 
-def of_hidden(teacher: Tensor, student: Tensor, real: Tensor) -> Tensor:
-    """Return the mean squared difference of hidden states [B, L, size], averaged over the real tokens of a sample and
-    over samples (TinyBERT; Jiao et al., 2020, equation 8).
+def first_of(real: Tensor) -> Tensor:
+    """Return True at the first token of each sample alone, bool [B, L]."""
+    return real & (torch.arange(real.shape[1], device=real.device) == 0)
+
+
+def of_hidden(teacher: Tensor, student: Tensor, counted: Tensor, cosine: bool = False) -> Tensor:
+    """Return the difference of hidden states [B, L, size], averaged over the counted tokens of a sample and over
+    samples.
+
+    The mean squared difference (TinyBERT; Jiao et al., 2020, equation 8), or 1 - cos of the angle between the two
+    states (DistilBERT; Sanh et al., 2019, section 2). BERT-PKD's squared difference of normalised states is twice the
+    latter (Sun et al., 2019, section 3.2): |a - b|^2 = 2 - 2 cos for vectors of length 1.
 
     Args:
         teacher: [B, L, size].
         student: [B, L, size], after its learned map if it has one.
-        real: bool [B, L].
+        counted: bool [B, L].
+        cosine: whether angles are compared.
     """
-    apart = (student.float() - teacher.float()).square().mean(-1)
-    return _by_sample(apart, real)
+    teacher, student = teacher.float(), student.float()
+    if cosine:
+        return _by_sample(1.0 - torch.cosine_similarity(student, teacher, dim=-1), counted)
+    return _by_sample((student - teacher).square().mean(-1), counted)
 
 
 def of_relations(teacher: Tensor, student: Tensor, real: Tensor, squared: bool) -> Tensor:

@@ -441,6 +441,8 @@ def _title(key: str, objectives: Iterable[str]) -> tuple[str, str]:
     """Return the title of a plot, and the unit of its curves, or all units if runs differ."""
     if key == "grad_norm":
         return "Gradient norm", "before clipping"
+    if key == "open_heads":
+        return "Open heads", "attention heads whose gate is not 0"
     if key == "tokens_per_second":
         return "Speed", " or ".join(dict.fromkeys(f"{read_unit(each)} per second" for each in objectives))
     return key.capitalize(), " or ".join(dict.fromkeys(map(loss_unit, objectives)))

@@ -146,6 +146,7 @@ def _plots(rows: RunTotals, events: Sequence[Row], summary: dict[str, Any]) -> l
         ("Speed", f"{read} per second"),
         ("Gradient norm", "before clipping"),
         ("Length of answers", "tokens"),
+        ("Open heads", "attention heads whose gate is not 0"),
     )
     for key, (title, unit) in zip(CHARTED, titles, strict=True):
         points = list(rows.points[key])

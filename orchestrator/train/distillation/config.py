@@ -69,9 +69,19 @@ class LogitsSpec(StrictModel):
 
 
 class HiddenSpec(StrictModel):
-    """The squared difference of hidden states (TinyBERT; Jiao et al., 2020, equations 8 and 9)."""
+    """The difference of hidden states (TinyBERT; Jiao et al., 2020, equations 8 and 9; DistilBERT; BERT-PKD)."""
 
-    weight: Weight = Field(default=1.0, description="weight of the squared difference in the loss")
+    ADDED_LATER: ClassVar[tuple[str, ...]] = ("loss", "tokens")
+
+    weight: Weight = Field(default=1.0, description="weight of the difference in the loss")
+    loss: Literal["squared", "cosine"] = Field(
+        default="squared",
+        description="squared: the mean squared difference (TinyBERT); cosine: 1 - cos of the angle between two states "
+        "(DistilBERT), which is half of the squared difference of normalised ones (BERT-PKD)",
+    )
+    tokens: Literal["all", "first"] = Field(
+        default="all", description="tokens whose states are compared; first: those that BERT-PKD compares"
+    )
     layers: Layers = Field(
         default="uniform",
         description="layers to compare: uniform spreads the student's over the teacher's, last compares the last "

@@ -22,6 +22,7 @@ class EngineConfig:
         ema: the decay of a moving average of the weights; None without one.
         gpus: GPUs of a worker; 0 to compute on CPUs.
         prune: which weights are set to zero; None without pruning.
+        head_penalty: what the loss adds for each open attention head; 0 without gates.
         quantize: how weights are rounded while they train; None without.
         distill: what is learned from a teacher; None without one.
         evaluate: whose metrics the losses must keep values for; None without evaluations.
@@ -33,6 +34,7 @@ class EngineConfig:
     ema: float | None
     gpus: float
     prune: PruneSpec | None
+    head_penalty: float
     quantize: QuantizeSpec | None
     distill: DistillSpec | None
     evaluate: EvaluateSpec | None

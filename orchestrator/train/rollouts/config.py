@@ -116,7 +116,7 @@ class RolloutSpec(StrictModel):
             )
         if not (workload.draws and has_ratio):
             return ""
-        off = "workload.dropout, attention_dropout, layer_drop and embedding_noise to 0"
+        off = "workload.dropout, attention_dropout, layer_drop, embedding_noise and head_penalty to 0"
         if self.staleness:
             return (
                 "rollout.staleness 1 compares probabilities in training with those in generation, which has no "

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from rank_cases import LENGTH, job, workload_of
+from rank_cases import LENGTH, job, micro_batches, workload_of
 
 from cluster.workers.gang import FINISHED, Bundle, RankStatus
 from cluster.workers.process_gang import ProcessGang
@@ -248,6 +248,16 @@ def reference_of(case: dict[str, Any]) -> dict[str, Any]:
     """The same case on one process."""
     fields = {k: v for k, v in case.items() if k not in ("id", "layout")}
     return {**fields, "id": f"{case['name']}-{case['steps']}-alone", "layout": {"micro_batch": 2}}
+
+
+def whole_batch(workload: Any, spec: Any, step: int) -> dict[str, torch.Tensor]:
+    """The global batch of a step, of 8 samples."""
+    get_rank, torch.distributed.get_rank = torch.distributed.get_rank, lambda *_: 0
+    try:
+        (batch,) = micro_batches(workload, spec, Layout(micro_batch=8), step)
+        return batch
+    finally:
+        torch.distributed.get_rank = get_rank
 
 
 def check_equal(found: dict[str, Any], reference: dict[str, Any], tolerance: float = TOLERANCE) -> None:

@@ -10,12 +10,11 @@ import torch
 from compressed_tensors.quantization import QuantizationArgs
 from compressed_tensors.quantization.lifecycle.forward import fake_quantize
 from compressed_tensors.quantization.utils import calculate_qparams
-from harness import MODELS, Results, check_equal, same_bits
-from rank_cases import job, micro_batches, workload_of
+from harness import MODELS, Results, check_equal, same_bits, whole_batch
+from rank_cases import job, workload_of
 from torch import Tensor
 
 from cluster.workers.process_gang import ProcessGang
-from orchestrator.parallel.layout import Layout
 
 DECODER = {"name": "decoder", **MODELS["decoder"], "steps": 4}
 GROUPS = {"weights": "int4", "group": 16, "keep": ["layers.1.*"], "int8": ["*.output.*"]}
@@ -119,7 +118,7 @@ def plain_loop(asked: dict[str, Any], found: dict[str, Any]) -> list[float]:
     )
     losses = []
     for step in range(asked["steps"]):
-        (batch,) = whole_batch(workload, spec, step)
+        batch = whole_batch(workload, spec, step)
         rounds = step >= quantize.get("from_step", 0)
         weights = {n: straight_through(p, quantize, n) for n, p in model.named_parameters() if n in chosen}
         handles = []
@@ -141,14 +140,6 @@ def plain_loop(asked: dict[str, Any], found: dict[str, Any]) -> list[float]:
 
 def scheme_keeps(quantize: dict[str, Any]) -> bool:
     return bool(quantize.get("keep"))
-
-
-def whole_batch(workload: Any, spec: Any, step: int) -> list[dict[str, Tensor]]:
-    get_rank, torch.distributed.get_rank = torch.distributed.get_rank, lambda *_: 0
-    try:
-        return micro_batches(workload, spec, Layout(micro_batch=8), step)
-    finally:
-        torch.distributed.get_rank = get_rank
 
 
 def straight_through(weight: Tensor, quantize: dict[str, Any], name: str) -> Tensor:

@@ -23,6 +23,7 @@ from workloads.model.stored import (
     Part,
     StoredTensor,
     StoredWeights,
+    is_gates,
     misfits,
     refuse_misfits,
     refuse_strange,
@@ -146,6 +147,8 @@ class HuggingFaceWeights:
 
     def _shape_of(self, name: str, find: Callable[[str], Tensor | None]) -> torch.Size | None:
         """Return the shape of our tensor `name` in the checkpoint; None if it is missing."""
+        if is_gates(name):
+            return None
         try:
             tensor = from_hf(self._family, self._config, self._shapes, name, find)
         except RuntimeError:  # fused tensors may not divide into ours
@@ -171,6 +174,8 @@ class HuggingFaceWeights:
         family = self._family
         taken = set(family.computed(self._config))
         for name in self._shapes:
+            if is_gates(name):
+                continue
             row, _, number = row_of(family, self._config, name)
             for hf_name in used(family, self._config, row, number):
                 experts = self._shapes[name][0] if "{e}" in hf_name else 1

@@ -29,7 +29,7 @@ from workloads.workload import PLAIN, Generation, Vocabulary
 
 NO_STRUCTURE = ("family", "architecture", "head", "sentence_head", "classes", "generator", "initial",
                 "initial_std", "residual_scaling", "base", "dropout", "attention_dropout", "layer_drop",
-                "embedding_noise")  # fmt: skip
+                "embedding_noise", "head_gates")  # fmt: skip
 
 
 def export(

@@ -11,7 +11,7 @@ from orchestrator.config.errors import InputError
 from orchestrator.config.spec import parse
 from orchestrator.parallel.engine_rules import engine_problems
 from orchestrator.parallel.layout import Layout
-from orchestrator.prune.config import PruneSpec
+from orchestrator.prune.config import PruneSpec, gates_notes
 
 HALF = {"sparsity": 0.5, "steps": [2, 10], "choose_every": 3}
 
@@ -79,13 +79,44 @@ def test_what_does_not_go_with_it_is_refused(parts: dict[str, Any], words: str) 
         changed(job("text"), prune=HALF, **parts)
 
 
+@pytest.mark.parametrize(
+    ("parts", "words"),
+    [
+        (
+            {"workload": {"init_from": "run", "adapter": {"kind": "lora"}}},
+            "an adapter leaves them as they are",
+        ),
+        ({"workload": {"model": "mine:Model"}}, "head_penalty is for models of this project"),
+        ({"quantize": {"weights": "int8"}}, "quantise in a run that begins with that export"),
+    ],
+)
+def test_what_does_not_go_with_gates_of_heads_is_refused(parts: dict[str, Any], words: str) -> None:
+    workload = {**parts.get("workload", {}), "head_penalty": 0.1}
+    with pytest.raises(InputError, match=words):
+        changed(job("text"), **{**parts, "workload": workload})
+
+
+def test_a_note_says_if_no_gate_can_close_and_what_lets_them() -> None:
+    slow = changed(job("text"), workload={"head_penalty": 0.1})
+    (note,) = gates_notes(slow.workload, slow.train)
+    assert note.endswith('train.optimizer.groups: [{match: ["*.gates.*"], lr_scale: 300}]')
+    optimizer = {"lr": 3e-3, "groups": [{"match": ["*.gates.*"], "lr_scale": 300}]}
+    fast = changed(job("text"), workload={"head_penalty": 0.1}, train={"optimizer": optimizer})
+    assert gates_notes(fast.workload, fast.train) == []
+    assert gates_notes(changed(job("text")).workload, slow.train) == []
+
+
 def test_deepspeed_does_not_run_it_and_the_torch_engine_does() -> None:
-    spec = changed(job("text"), prune=HALF)
-    for engine, found in (("torch", 0), ("deepspeed", 1)):
-        layout = Layout(dp=2, zero=1, engine=engine)
-        problems = engine_problems(spec.train, spec.workload, 0.0, layout, prunes=True)
-        assert len(problems) == found, problems
-        assert all("prune masks gradients" in problem for problem in problems)
+    jobs = {
+        "prune": changed(job("text"), prune=HALF),
+        "workload.head_penalty": changed(job("text"), workload={"head_penalty": 0.1}),
+    }
+    for key, spec in jobs.items():
+        for engine, found in (("torch", 0), ("deepspeed", 1)):
+            layout = Layout(dp=2, zero=1, engine=engine)
+            problems = engine_problems(spec.train, spec.workload, 0.0, layout, prunes=spec.prune is not None)
+            assert len(problems) == found, problems
+            assert all(f"{key} changes gradients" in problem for problem in problems)
 
 
 def test_a_run_is_the_same_run_only_with_the_same_pruning() -> None:
@@ -94,3 +125,5 @@ def test_a_run_is_the_same_run_only_with_the_same_pruning() -> None:
     pruned = changed(job("text"), prune=HALF).identity()
     assert parse({"name": "again", **pruned}).identity() == pruned
     assert pruned != changed(job("text"), prune={**HALF, "sparsity": 0.6}).identity()
+    assert "head_penalty" not in plain.identity()["workload"]
+    assert changed(job("text"), workload={"head_penalty": 0.1}).identity() != plain.identity()

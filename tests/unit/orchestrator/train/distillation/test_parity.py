@@ -212,6 +212,34 @@ def tiny_bert(maps: dict[int, Tensor]) -> Plain:
     return loss
 
 
+def of_angles(first: bool) -> Plain:
+    """DistilBERT's cosine loss between hidden states, or half of BERT-PKD's squared difference of the normalised states
+    of the first token, sample by sample."""
+
+    def loss(student: Any, teacher: Any, batch: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
+        given = {"input_ids": batch["tokens"], "attention_mask": batch["padding"].long()}
+        with torch.no_grad():
+            there = teacher(**given, output_hidden_states=True).hidden_states
+        output = student(**given, output_hidden_states=True)
+        own = F.cross_entropy(output.logits.flatten(0, 1), batch["labels"].flatten())
+        apart = []
+        for row, real in enumerate(batch["padding"]):
+            size = int(real.sum())
+            for one, other in ((1, 2), (2, 4)):
+                if first:
+                    mine, theirs = (
+                        F.normalize(each[row, 0], dim=0) for each in (output.hidden_states[one], there[other])
+                    )
+                    apart.append((mine - theirs).square().sum() / 2)
+                else:
+                    mine, theirs = output.hidden_states[one][row, :size], there[other][row, :size]
+                    apart.append(F.cosine_embedding_loss(mine, theirs, torch.ones(size)))
+        inner = torch.stack(apart).sum() / ROWS
+        return 0.5 * own + 2.0 * inner, {"label_loss": own, "hidden_loss": inner}
+
+    return loss
+
+
 def steps_here(
     places: tuple[Path, Path],
     objective: str,
@@ -355,3 +383,17 @@ def test_a_student_with_rounded_weights_learns_as_in_a_plain_loop(tmp_path: Path
     batches = [batch_of(step, "masked_lm") for step in range(STEPS)]
     loss = of_tokens("forward", 2.0, (0.4, 0.6))
     compare(here, Rounded(student.train()), teacher.eval(), loss, batches, {}, student)
+
+
+@pytest.mark.parametrize("tokens", ["all", "first"])
+def test_an_encoder_learns_angles_of_states_as_in_a_plain_loop(tokens: str, tmp_path: Path) -> None:
+    from transformers import BertForMaskedLM
+
+    places = bert(tmp_path / "student", 1, 32, 2), bert(tmp_path / "teacher", 2, 32, 4)
+    hidden = {"weight": 2.0, "loss": "cosine", "tokens": tokens}
+    here = steps_here(
+        places, "masked_lm", {"labels": 0.5, "logits": None, "hidden": hidden}, [], tmp_path / "out"
+    )
+    student, teacher = (BertForMaskedLM.from_pretrained(place) for place in places)
+    batches = [batch_of(step, "masked_lm") for step in range(STEPS)]
+    compare(here, student.train(), teacher.eval(), of_angles(tokens == "first"), batches, {})
