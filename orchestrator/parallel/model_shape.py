@@ -47,6 +47,7 @@ class ModelShape:
         relation_heads: heads into which relations within attention are divided for a teacher; 0 without.
         teacher: the sizes of the model that a distilled student learns from; None without one.
         teacher_runs: whether the teacher runs in every step.
+        teacher_sharded: whether the data-parallel ranks divide the teacher's weights under any ZeRO stage.
         quantised_group: weights of a row that share a scale in training; 0 for a whole row, or without quantisation.
         chunked_head: whether the loss is computed in chunks of tokens, so that the logits never exist all at once.
         row_tokens: pairs (rows of a micro-batch, ascending; mean tokens of a row, which is cut to the longest sample of
@@ -105,6 +106,7 @@ class ModelShape:
     relation_heads: int = 0
     teacher: ModelShape | None = None
     teacher_runs: bool = True
+    teacher_sharded: bool = False
     row_tokens: tuple[tuple[int, float], ...] = ()
 
     @property

@@ -559,7 +559,8 @@ def generation_bytes(precision: Precision, shape: ModelShape, answers: int) -> t
 def teacher_bytes(precision: Precision, shape: ModelShape, layout: Layout, accumulation: int) -> float:
     """Return the bytes of a teacher that runs in every step: its weights in fp32, and the logits of a micro-batch.
 
-    Weights are whole, or sharded under ZeRO 3. A pipeline's last stage keeps the logits of all micro-batches.
+    Weights are whole, or sharded under ZeRO 3 or by `distill.shard`. A pipeline's last stage keeps the logits of all
+    micro-batches.
 
     Args:
         precision: of the job.
@@ -574,12 +575,12 @@ def teacher_bytes(precision: Precision, shape: ModelShape, layout: Layout, accum
     width = 4.0 if precision == "fp32" else 2.0
     micro_batches = accumulation if layout.pp > 1 else 1
     logits = micro_batches * width * rows * teacher.vocabulary / layout.tp
-    return _teacher_weights(teacher, layout) + logits
+    return _teacher_weights(teacher, layout, shape.teacher_sharded) + logits
 
 
-def _teacher_weights(teacher: ModelShape, layout: Layout) -> float:
+def _teacher_weights(teacher: ModelShape, layout: Layout, sharded: bool) -> float:
     """Return the bytes of a rank's weights of a teacher in a layout."""
-    shards = zero_shards(teacher, layout, layout.sharded) if layout.zero >= 3 else 1
+    shards = zero_shards(teacher, layout, layout.sharded) if layout.zero >= 3 or sharded else 1
     return 4.0 * local_parameters(teacher, layout) / shards
 
 
@@ -600,7 +601,8 @@ def early_teacher_bytes(demand: Demand, shape: ModelShape, layout: Layout) -> fl
     if demand.teacher_workers is not None:
         return whole_teacher_bytes(demand, shape) if demand.teacher_workers.min == 0 else 0.0
     tokens = layout.micro_batch * shape.sequence_length / layout.cp
-    return _teacher_weights(teacher, layout) + _top_logits_bytes(teacher, tokens) / layout.tp
+    weights = _teacher_weights(teacher, layout, shape.teacher_sharded)
+    return weights + _top_logits_bytes(teacher, tokens) / layout.tp
 
 
 def whole_teacher_bytes(demand: Demand, shape: ModelShape) -> float:

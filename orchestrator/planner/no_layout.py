@@ -40,7 +40,7 @@ def no_layout(
     if large and not pinned:
         layout, memory = min(large, key=lambda pair: pair[1])
         pinned = f"{layout} needs least, {memory_text(memory, offered)}{_rollout_workers_text(demand)}"
-        hint = early_teacher_hint(demand, shape, layout)
+        hint = teacher_hint(demand, shape, layout)
     elif narrow and not pinned:
         return too_narrow(demand.resources, narrow)
     reason = pinned or (rejected[-1][1] if rejected else "")
@@ -80,28 +80,28 @@ def _illegal_given_layout(
     nearest_layouts = "; ".join(map(str, nearest(layout, shape, batch, is_refused, micros)))
     hint = f"the nearest legal layouts are {nearest_layouts}" if nearest_layouts else ""
     if offered < math.inf:
-        hint = (
-            f"the nearest layouts that fit are {nearest_layouts}"
-            if nearest_layouts
-            else early_teacher_hint(demand, shape, layout) or "raise workers, zero or recompute"
-        )
+        fitting = f"the nearest layouts that fit are {nearest_layouts}" if nearest_layouts else ""
+        hints = filter(None, [fitting, teacher_hint(demand, shape, layout)])
+        hint = "; or ".join(hints) or "raise workers, zero or recompute"
         reason += _rollout_workers_text(demand)
     return InputError(reason, "parallel", hint)
 
 
-def early_teacher_hint(demand: Demand, shape: ModelShape, layout: Layout) -> str:
-    """Return the hint for a layout that is too large because of a teacher before the first step; empty if that is not
-    the reason.
+def teacher_hint(demand: Demand, shape: ModelShape, layout: Layout) -> str:
+    """Return the hint for a layout that is too large because of its teacher; empty if that is not the reason.
 
     Args:
         demand, shape: what the job asks of the planner, and the sizes of its model and teacher.
         layout: the layout.
     """
-    if not early_teacher_bytes(demand, shape, layout):
+    if shape.teacher is None or peak_bytes(
+        demand, dataclasses.replace(shape, teacher=None), layout
+    ) == peak_bytes(demand, shape, layout):
         return ""
-    if peak_bytes(demand, dataclasses.replace(shape, teacher=None), layout) == peak_bytes(
-        demand, shape, layout
-    ):
+    sharded = dataclasses.replace(shape, teacher_sharded=True)
+    if peak_bytes(demand, sharded, layout) < peak_bytes(demand, shape, layout):
+        return "set distill.shard to true, so that the data-parallel ranks divide the teacher's weights"
+    if not early_teacher_bytes(demand, shape, layout):
         return ""
     source = "" if demand.teacher_workers else "distill.logits.source to workers and "
     return (

@@ -184,6 +184,7 @@ def _with_teacher(
         shape,
         teacher=teacher,
         teacher_runs=distill.stored is None,
+        teacher_sharded=distill.shard,
         relation_heads=(distill.relations and distill.relations.heads) or 0,
     )
     if theirs.divided_by != model.divided_by and not shape.no_model_split:

@@ -368,6 +368,7 @@ def with_update(
         units=units,
         max_overlap=max_buckets,
     )
+    sent += _teacher_gathering(shape, layout, micro_batches, machine, program)
     sent += _collective_delays(
         layout, micro_batches, machine=machine, inner=inner, compute=compute, units=units
     )
@@ -398,6 +399,29 @@ def with_update(
         commit=saved / program.commit_every if program.commit_every else 0.0,
         stragglers=delayed * (mean_last_delay(layout.world) - 1.0),
     )
+
+
+def _teacher_gathering(
+    shape: ModelShape, layout: Layout, micro_batches: int, machine: Machine, program: Program
+) -> float:
+    """Return the seconds in which the ranks gather a teacher whose weights they divide, for each micro-batch.
+
+    Its own forward pass hides them on a GPU. A pipeline gathers it once.
+    """
+    teacher = shape.running_teacher
+    if teacher is None or layout.replicas == 1 or not (shape.teacher_sharded or layout.zero == 3):
+        return 0.0
+    size = program.gather_width * local_parameters(teacher, layout)
+    units = teacher.layers // layout.pp + 1
+    groups = _sharing_groups(layout, _expert_share(teacher, layout), layout.sharded, machine)
+    sent = sum(g.gather(share * size) + (units - 1) * g.gather(0.0) for share, g in groups)
+    hidden = 0.0
+    if machine.launches_ahead:
+        hidden = teacher.layers / layout.pp * inner_layer(teacher, layout, machine, program).forward
+    else:  # on a CPU the cores that compute also copy
+        sent += machine.elements(FSDP_GATHER * size)
+    passes = 1 if layout.pp > 1 else micro_batches
+    return passes * _exposed_seconds(sent, hidden, sent / units)
 
 
 def _collective_delays(

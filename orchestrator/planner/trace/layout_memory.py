@@ -23,7 +23,7 @@ from orchestrator.planner.memory import (
     offered,
     teacher_bytes,
 )
-from orchestrator.planner.no_layout import early_teacher_hint
+from orchestrator.planner.no_layout import teacher_hint
 from orchestrator.planner.planner import fits_with_margin, may_fit, planned
 from orchestrator.planner.simulation.step import saved_bytes
 from orchestrator.planner.step_trace import CATEGORIES, Memory, NotTraced, StepTrace
@@ -532,7 +532,7 @@ def check_fits(job: ResolvedJob, machine: Machine) -> None:
     if not fits(needed, machine, on_cpu):
         available = offered(machine, on_cpu) / 2**30
         problem = f"{layout} needs {needed / 2**30:.2f} GiB per worker, which offers {available:.2f} GiB"
-        hint = early_teacher_hint(demand_of(spec), job.shape, layout)
+        hint = teacher_hint(demand_of(spec), job.shape, layout)
         hint = hint or "lower micro_batch, or raise zero or workers"
         raise InputError(problem, "resources", f"{hint}; resources.must_fit false runs it all the same")
 

@@ -132,7 +132,7 @@ class TeacherWorkers(Workers):
 class DistillSpec(StrictModel):
     """Learn from a teacher: the loss is the weighted sum of its parts."""
 
-    NO_IDENTITY: ClassVar[tuple[str, ...]] = ("workers",)
+    NO_IDENTITY: ClassVar[tuple[str, ...]] = ("workers", "shard")
 
     teacher: str = Field(
         min_length=1,
@@ -146,6 +146,11 @@ class DistillSpec(StrictModel):
     )
     hidden: HiddenSpec | None = Field(default=None, description="learn the teacher's hidden states")
     relations: RelationsSpec | None = Field(default=None, description="learn relations within attention")
+    shard: bool = Field(
+        default=False,
+        description="divide the teacher's weights among the data-parallel ranks, whatever parallel.zero is: each pass "
+        "gathers one layer after the other. For a teacher that does not fit beside the student on one rank",
+    )
     workers: TeacherWorkers | None = Field(
         default=None,
         description="for logits.source workers: workers of their own that run the teacher, with the resources of "

@@ -1,4 +1,7 @@
-"""A frozen teacher on the ranks of its student: at the same layout, in evaluation mode, without an optimizer."""
+"""A frozen teacher on the ranks of its student, in evaluation mode, without an optimizer.
+
+It has the student's layout, but its weights may be sharded over the data-parallel ranks where the student's are not.
+"""
 
 from __future__ import annotations
 
@@ -80,6 +83,7 @@ class Teacher:
         device: Device,
         train: TrainSpec,
         base: str = "",
+        shard: bool = False,
     ) -> None:
         """Build this rank's part of the teacher, and read its weights.
 
@@ -90,6 +94,7 @@ class Teacher:
             device: this rank's device.
             train: the job's training options.
             base: checksum of the teacher's weights. The ranks of a machine share one copy of them.
+            shard: whether the data-parallel ranks divide the weights, whatever the student's ZeRO stage is.
         """
         workload = dataclasses.replace(cast(Any, workload), frozen=frozenset(parameters_of(workload)))
         # Nothing has a gradient, so only ZeRO 3, which shards weights, differs from plain copies.
@@ -98,9 +103,10 @@ class Teacher:
             recompute_layers=0,
             offload="none",
             sequence=False,
-            zero=3 if layout.zero == 3 else 0,
+            zero=3 if layout.zero == 3 or shard else 0,
         )
         layout = layout if layout.zero else layout.but(shard=0)
+        device = device.at_zero_stage(layout.zero, getattr(workload.config, "shared_layers", False))
         train = train.model_copy(update={"compile": False, "determinism": "rerun"})
         self._layout = layout
         self._mesh = mesh

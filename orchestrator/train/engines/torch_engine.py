@@ -63,6 +63,7 @@ class TorchEngine:
         self._layout = layout
         self._device = device
         self._seed = config.seed
+        self._shards_teacher = config.distill is not None and config.distill.shard
         self.clock = StepClock(device.device)
         self.before_change: Callable[[], None] = lambda: None
         self.mesh = Mesh(layout, self.clock)
@@ -202,7 +203,13 @@ class TorchEngine:
             base: checksum of its weights.
         """
         self.passes.teacher = Teacher(
-            workload, self._layout, mesh=self.mesh, device=self._device, train=self._train, base=base
+            workload,
+            self._layout,
+            mesh=self.mesh,
+            device=self._device,
+            train=self._train,
+            base=base,
+            shard=self._shards_teacher,
         )
 
     def release_teacher(self) -> None:

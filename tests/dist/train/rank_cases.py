@@ -288,12 +288,13 @@ def run_case(case: dict[str, Any], folder: Path, device: Device) -> None:
     layout = Layout(**{"dp": 1, **case["layout"]})
     device = dataclasses.replace(device, compute=COMPUTE[spec.train.precision])
     workload = workload_of(spec)
-    teacher = None
+    teacher, held = None, 0
     if spec.distill is not None:
         workload, teacher = compared(spec.distill, workload, teacher_of(case, spec))
     engine: Any = make_engine(spec.engine, workload, layout, device)
     if teacher is not None:
         engine.hold_teacher(teacher, "")
+        held = sum(tensor.numel() for tensor in engine.passes.teacher.resident_tensors())
     step_losses = engine.losses if layout.engine == "deepspeed" else engine.passes.losses
     if layout.world > 1 and spec.train.determinism == "rerun" and spec.train.optimizer.name != "lion":
         step_losses._tokens_at_once = AT_ONCE
@@ -343,6 +344,7 @@ def run_case(case: dict[str, Any], folder: Path, device: Device) -> None:
     if dist.get_rank() == 0:
         found = {"losses": losses, "norms": norms, "extras": extras, "eval": evaluated, "averaged": averaged}
         found["layers"] = layers
+        found["held"] = held
         torch.save({**found, "first": first, "state": state}, folder / f"{case['id']}.pt")
 
 

@@ -40,6 +40,7 @@ MIXTRAL = {"model": "mixtral-tiny", "changes": MOE, "teacher": {"model": "mixtra
 SHORT = [
     case("gpt", {"dp": 2, "micro_batch": 2}, **GPT, distill=LOGITS),
     case("gpt", {"dp": 2, "zero": 3, "micro_batch": 2}, **GPT, distill=LOGITS),
+    case("gpt-divided", {"dp": 2, "micro_batch": 1}, **GPT, distill={**LOGITS, "shard": True}),
     case("gpt", {"tp": 2, "micro_batch": 2}, **GPT, distill=LOGITS),
     case("gpt", {"pp": 2, "micro_batch": 2}, **GPT, distill=LOGITS),
     case("gpt", {"cp": 2, "micro_batch": 2}, **GPT, distill=LOGITS),
@@ -57,6 +58,10 @@ MINILM = {
 }
 LONG = [
     case("gpt-zero2", {"dp": 2, "zero": 2, "micro_batch": 1}, **GPT, distill=LOGITS),
+    case("gpt-divided", {"cp": 2, "micro_batch": 2}, **GPT, distill={**LOGITS, "shard": True}),
+    case("gpt-divided", {"dp": 2, "zero": 3, "micro_batch": 2}, **GPT, distill={**LOGITS, "shard": True}),
+    case("bert-divided", {"dp": 2, "zero": 1, "micro_batch": 2}, **BERT, distill={**INNER, "shard": True}),
+    case("moe-divided", {"dp": 2, "ep": 2, "micro_batch": 2}, **MIXTRAL, distill={**LOGITS, "shard": True}),
     case("gpt-drop", {"tp": 2, "micro_batch": 1}, **GPT, dropout=0.2, distill=LOGITS),
     case("gpt-recompute", {"tp": 2, "recompute": "full", "micro_batch": 2}, **GPT, distill=LOGITS),
     case("gpt-sequence", {"tp": 2, "sequence": True, "micro_batch": 2}, **GPT, distill=LOGITS),
@@ -113,6 +118,9 @@ def test_every_layout_trains_as_one_process(tmp_path: Path, gang: LastingGang) -
     for each in SHORT:
         found, wanted = results.of(each), results.of(alone[each["id"]])
         check_equal(found, wanted)
+        if each["name"] == "gpt-divided":
+            # Each rank has half of every parameter, rounded up.
+            assert 0.5 <= found["held"] / wanted["held"] < 0.51
         parts = {"label_loss", "logit_loss"}
         parts |= {"hidden_loss", "relation_loss"} if each["name"] == "bert-inner" else set()
         assert parts <= found["extras"][0].keys()

@@ -11,11 +11,13 @@ from orchestrator.config.errors import InputError
 from orchestrator.config.spec import parse
 from orchestrator.observe.formatting import duration
 from orchestrator.observe.pages.page import size
-from orchestrator.parallel.layout import ModelShape
-from orchestrator.planner.choose_layout import plan
+from orchestrator.parallel.config import ParallelSpec
+from orchestrator.parallel.layout import Layout, ModelShape
+from orchestrator.planner.choose_layout import plan, predict
 from orchestrator.planner.demand import Demand, demand_of
 from orchestrator.planner.device import Machine
 from orchestrator.planner.device_profile import load
+from orchestrator.planner.memory import peak_bytes
 from orchestrator.planner.shape_of_model import model_shape
 from orchestrator.planner.teacher_workers import (
     TeacherPlan,
@@ -97,3 +99,24 @@ def test_the_plan_says_so_in_words(shape: ModelShape, machine: Machine) -> None:
     )
     assert len(predicted(shape, machine, 1).text(size, duration)) == 2
     assert predicted(shape, machine, 1).to_json()["workers"] == 1
+
+
+def test_ranks_that_divide_a_teacher_hold_less_and_gather_it(shape: ModelShape, machine: Machine) -> None:
+    """A teacher of 70 billion parameters fits beside no student, and divided among 64 ranks beside each."""
+    teacher = model_shape(describe("llama-3-70b"), LENGTH)
+    whole = dataclasses.replace(shape, teacher=teacher, teacher_runs=True)
+    divided = dataclasses.replace(whole, teacher_sharded=True)
+    asked = demand(None, ranks=64)
+    layout = Layout(dp=64, zero=1)
+    held = [peak_bytes(asked, each, layout) for each in (whole, divided)]
+    assert held[0] - held[1] == pytest.approx(4 * teacher.parameters * 63 / 64)
+    times = [predict(asked, each, layout, machine).time for each in (whole, divided)]
+    assert times[0].compute == times[1].compute
+    assert times[1].communication > times[0].communication
+    with pytest.raises(InputError) as refused:
+        plan(dataclasses.replace(asked, parallel=ParallelSpec(zero=1, tp=1, pp=1)), whole, 64, machine)
+    assert refused.value.hint.endswith(
+        "; or set distill.shard to true, so that the data-parallel ranks divide the teacher's weights"
+    )
+    chosen = plan(dataclasses.replace(asked, parallel=ParallelSpec(zero=1, tp=1, pp=1)), divided, 64, machine)
+    assert chosen.chosen.layout.dp == 64
