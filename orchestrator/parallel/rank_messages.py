@@ -82,8 +82,8 @@ def agree(
 def reporting_ranks(rank: int, world: int) -> tuple[list[tuple[int, int]], int | None]:
     """Return the neighbours of a rank in a binomial tree, whose root is rank 0.
 
-    A message reaches the root of N ranks over log2 N ranks, and all ranks together send N - 1. gloo's rings have at
-    least N ranks one after the other, and its all-gather sends N x (N - 1) messages.
+    Of N ranks, a message passes log2 N on its way to the root, and all ranks together send N - 1. In gloo's rings it
+    passes all N, and an all-gather sends N x (N - 1) messages.
 
     Args:
         rank: the rank.
