@@ -96,7 +96,8 @@ class UpdateAgain:
 
         theirs = self._compute(optimizer, recomputed, lr, check, flaw=flaw, update=update)
         if taker is not None:
-            check.update(*records, theirs)
+            copies_record, own_record = records
+            check.update(copies_record, own_record, theirs)
 
     def _compute(
         self,
@@ -123,13 +124,14 @@ class UpdateAgain:
             return []
         bundles = _bundles(shards, self._slots)
         if self._their_facts is None:
-            facts = [[(shard.name, list(shard.parameter.shape)) for shard in bundle] for bundle in bundles]
-            self._their_facts = swap_json(facts, to=check.taker, of=check.giver)
-        count = max(len(bundles), len(self._their_facts))
+            own_facts = [[(shard.name, list(shard.parameter.shape)) for shard in each] for each in bundles]
+            self._their_facts = swap_json(own_facts, to=check.taker, of=check.giver)
+        their_facts = self._their_facts or []
+        count = max(len(bundles), len(their_facts))
         record: Record = []
         for number in range(count):
             sent = self._numbers(bundles[number], optimizer) if number < len(bundles) else None
-            facts = self._their_facts[number] if number < len(self._their_facts) else []
+            facts = their_facts[number] if number < len(their_facts) else []
             received, parts = self._room(facts)
             operations = []
             if sent is not None:
