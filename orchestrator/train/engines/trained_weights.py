@@ -64,12 +64,19 @@ class TrainedWeights:
         self._spec = config.train.optimizer
         self._workload = workload
         self._parallel = parallel
-        self._device = device
         self.shards = parallel.data.shards
         self._saved_shards = shards_to_save(self.shards)
         self._maker = OptimizerMaker(self._spec, workload, parallel, mesh, device)
         self.device = self._maker.device
         self.optimizer = self._maker.make(self.shards)
+        self._update_again = UpdateAgain(
+            self.shards,
+            parallel.cuts,
+            spec=self._spec,
+            slots=self._maker.slots,
+            build=self._maker.make,
+            device=device.device,
+        )
         self.steps = 0
         self.flaw: Flaw | None = None
         self._rounding = Rounding(parallel.stages, config.quantize)
@@ -118,7 +125,7 @@ class TrainedWeights:
             if self.flaw is not None:
                 self.flaw.bend_updates([shard.parameter for shard in self.shards])
         else:
-            self._update_again().step(self.optimizer, lr, check)
+            self._update_again.step(self.optimizer, lr, check, self.flaw)
         self.steps += 1
         # The order matters: masks first, so that the average and the weights that `publish` sends are pruned. Rounding
         # is a function of the number of updates, and `publish` needs the final shards.
@@ -209,14 +216,3 @@ class TrainedWeights:
         """Return the parameters that begin to train at a commit's step: it has no optimizer state of them yet."""
         step = reader.manifest.step
         return [name for name, at in self._workload.thawed_after.items() if at == step]
-
-    def _update_again(self) -> UpdateAgain:
-        return UpdateAgain(
-            self.shards,
-            self._parallel.cuts,
-            spec=self._spec,
-            slots=self._maker.slots,
-            build=self._maker.make,
-            device=self._device.device,
-            flaw=self.flaw,
-        )
