@@ -17,7 +17,6 @@ from orchestrator.parallel.mesh import Mesh
 from orchestrator.parallel.parallelize import parallelize
 from orchestrator.parallel.step_clock import FORWARD, OPTIMIZER, StepClock
 from orchestrator.parallel.witness import Record
-from orchestrator.prune.head_penalty import HeadPenalty
 from orchestrator.train.distillation.teacher import PlacedTop, Teacher
 from orchestrator.train.engines.config import EngineConfig
 from orchestrator.train.engines.engine import Metrics, StepCheck
@@ -84,7 +83,6 @@ class TorchEngine:
             clock=self.clock,
         )
         self.trained = TrainedWeights(config, workload, self.parallel, self.mesh, device)
-        self._heads = HeadPenalty(config.head_penalty, self.trained.shards, self.trained.device)
         self._reference = HeldReference(
             config.train.reference == "held",
             workload,
@@ -120,9 +118,8 @@ class TorchEngine:
             check.gradients(self.mesh.witness.take())
         # Before the norm: gradients of pruned weights are not used, so they must not shrink the others by clipping.
         self.trained.mask_gradients()
-        self._heads.add_gradients(self.passes.scale.value)
         sums = self.passes.sums()
-        extra = {**sums.metrics, **self.trained.pruning_metrics, **self._heads.metrics}
+        extra = {**sums.metrics, **self.trained.pruning_metrics}
         scale = self.passes.scale
         if scale.enabled:
             extra = {**extra, "loss_scale": scale.value, "skipped": 0.0}

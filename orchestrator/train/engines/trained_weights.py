@@ -16,7 +16,6 @@ from orchestrator.parallel.device import Device
 from orchestrator.parallel.full_matrices import FullMatrices
 from orchestrator.parallel.mesh import Mesh
 from orchestrator.parallel.parallelize import Parallel
-from orchestrator.prune.head_penalty import HeadPenalty
 from orchestrator.prune.names import pruned_names
 from orchestrator.prune.pruner import Pruner
 from orchestrator.train.engines.config import EngineConfig
@@ -64,19 +63,12 @@ class TrainedWeights:
         self._spec = config.train.optimizer
         self._workload = workload
         self._parallel = parallel
+        self._device = device
         self.shards = parallel.data.shards
         self._saved_shards = shards_to_save(self.shards)
         self._maker = OptimizerMaker(self._spec, workload, parallel, mesh, device)
         self.device = self._maker.device
         self.optimizer = self._maker.make(self.shards)
-        self._update_again = UpdateAgain(
-            self.shards,
-            parallel.cuts,
-            spec=self._spec,
-            slots=self._maker.slots,
-            build=self._maker.make,
-            device=device.device,
-        )
         self.steps = 0
         self.flaw: Flaw | None = None
         self._rounding = Rounding(parallel.stages, config.quantize)
@@ -85,23 +77,15 @@ class TrainedWeights:
         cuts = {name: cut for name, cut in parallel.cuts.items() if name in names}
         full = FullMatrices(cuts, self.shards, mesh, self.device)
         self._pruner = Pruner(config.prune, names, self.shards, full)
-        self._heads = HeadPenalty(config.head_penalty, self.shards, self.device)
 
     @property
     def pruning_metrics(self) -> dict[str, float]:
-        """Metrics of masks and of gates of heads; empty without pruning."""
-        return {**self._pruner.metrics, **self._heads.metrics}
+        """Metrics of the masks; empty without pruning."""
+        return self._pruner.metrics
 
-    def prune_gradients(self, scale: float) -> None:
-        """Set the gradients of pruned weights to zero, and add those of the penalty of open heads.
-
-        Call it before the norm of the gradients is computed.
-
-        Args:
-            scale: the loss scale of the gradients.
-        """
+    def mask_gradients(self) -> None:
+        """Set the gradients of pruned weights to zero. Call it before the norm of the gradients is computed."""
         self._pruner.mask_gradients()
-        self._heads.add_gradients(scale)
 
     @torch.no_grad()
     def update(self, lr: float, norm: float, factor: float, check: StepCheck | None) -> None:
@@ -125,7 +109,7 @@ class TrainedWeights:
             if self.flaw is not None:
                 self.flaw.bend_updates([shard.parameter for shard in self.shards])
         else:
-            self._update_again.step(self.optimizer, lr, check, self.flaw)
+            self._update_again().step(self.optimizer, lr, check)
         self.steps += 1
         # The order matters: masks first, so that the average and the weights that `publish` sends are pruned. Rounding
         # is a function of the number of updates, and `publish` needs the final shards.
@@ -216,3 +200,14 @@ class TrainedWeights:
         """Return the parameters that begin to train at a commit's step: it has no optimizer state of them yet."""
         step = reader.manifest.step
         return [name for name, at in self._workload.thawed_after.items() if at == step]
+
+    def _update_again(self) -> UpdateAgain:
+        return UpdateAgain(
+            self.shards,
+            self._parallel.cuts,
+            spec=self._spec,
+            slots=self._maker.slots,
+            build=self._maker.make,
+            device=self._device.device,
+            flaw=self.flaw,
+        )
