@@ -20,7 +20,6 @@ from workloads.model.config import TransformerConfig
 from workloads.model.depth import depth, layer_count
 from workloads.model.electra import Electra, ElectraOutput
 from workloads.model.generate import generate
-from workloads.model.head_gates import folded_reader
 from workloads.model.initialise import drawn, initial, new_rows
 from workloads.model.moe import MixtureOfExperts
 from workloads.model.mup import lr_scale
@@ -392,6 +391,8 @@ class TransformerWorkload:
 
     def _without_gates(self, read: Callable[[str], Tensor]) -> Callable[[str], Tensor]:
         """Return a reader of the tensors of the exported model, given one of this model without its adapter."""
+        from workloads.model.head_gates import folded_reader
+
         return folded_reader(self.shapes, read) if self.config.head_gates else read
 
     def _output_names(self) -> Sequence[str]:

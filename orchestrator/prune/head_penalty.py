@@ -26,7 +26,7 @@ class HeadPenalty:
         Args:
             penalty: of each open head; 0 for a model without gates.
             shards: this rank's shards of the trained parameters.
-            device: the device of the shards; a rank may have none.
+            device: this rank's device.
         """
         self._penalty = penalty
         self._shards = [shard for shard in shards if is_gates(shard.name)]
@@ -51,7 +51,8 @@ class HeadPenalty:
             log_alpha.grad = gradient if log_alpha.grad is None else log_alpha.grad.add_(gradient)
             # Copies of a shard on other ranks would be counted twice.
             if shard.counted:
-                sums += torch.stack([(gates_of(log_alpha) > 0.0).sum(), probability.sum()])
+                # Offloaded shards are elsewhere.
+                sums += torch.stack([(gates_of(log_alpha) > 0.0).sum(), probability.sum()]).to(sums)
         dist.all_reduce(sums)
         is_open, probable = sums.tolist()
         self.metrics = {"open_heads": is_open, "head_penalty": self._penalty * probable}

@@ -118,7 +118,7 @@ class TorchEngine:
         if check is not None:
             check.gradients(self.mesh.witness.take())
         # Before the norm: gradients of pruned weights are not used, so they must not shrink the others by clipping.
-        self.trained.prune_gradients(self.passes.scale.value)
+        self.trained.mask_gradients()
         sums = self.passes.sums()
         extra = {**sums.metrics, **self.trained.pruning_metrics}
         scale = self.passes.scale

@@ -17,6 +17,7 @@ from orchestrator.parallel.parallelize import Parallel
 from orchestrator.parallel.router_load import RouterLoad, ratios
 from orchestrator.parallel.runner import runner_of
 from orchestrator.parallel.step_clock import COMMUNICATION, OPTIMIZER, StepClock, Stopwatch
+from orchestrator.prune.head_penalty import HeadPenalty
 from orchestrator.train.distillation.teacher import Teacher
 from orchestrator.train.engines.config import EngineConfig
 from orchestrator.train.engines.forward_passes import ForwardPasses
@@ -99,6 +100,7 @@ class TorchPasses:
             clock=clock,
         )
         self.scale = LossScale(config.train.dtype == "fp16")
+        self._heads = HeadPenalty(config.head_penalty, parallel.data.shards, device.device)
         self.forward = ForwardPasses(self.losses, self._routing, parallel.stages, self._evaluate)
         self.teacher: Teacher | None = None
 
@@ -116,7 +118,11 @@ class TorchPasses:
         self._parallel.data.finish()
 
     def sums(self) -> StepSums:
-        """Return what `compute_gradients` computed. All ranks call it together."""
+        """Return what `compute_gradients` computed, with the penalty of open heads in the gradients.
+
+        All ranks call it together, once a step.
+        """
+        self._heads.add_gradients(self.scale.value)
         # The squared norm is computed on shards of gradients. It travels with the metrics and the load of the routers.
         mine = squared_norm(self._parallel.data.shards)
         loss, metrics, count, square, load = self.losses.over_ranks(mine, self.take_routing())
@@ -126,7 +132,7 @@ class TorchPasses:
         factor = self.losses.expected / count / self.scale.value
         return StepSums(
             loss=loss,
-            metrics={**metrics, **ratios(routed)},
+            metrics={**metrics, **ratios(routed), **self._heads.metrics},
             square=square,
             factor=factor,
             routed=routed,

@@ -16,7 +16,6 @@ from orchestrator.parallel.device import Device
 from orchestrator.parallel.full_matrices import FullMatrices
 from orchestrator.parallel.mesh import Mesh
 from orchestrator.parallel.parallelize import Parallel
-from orchestrator.prune.head_penalty import HeadPenalty
 from orchestrator.prune.names import pruned_names
 from orchestrator.prune.pruner import Pruner
 from orchestrator.train.engines.config import EngineConfig
@@ -85,23 +84,15 @@ class TrainedWeights:
         cuts = {name: cut for name, cut in parallel.cuts.items() if name in names}
         full = FullMatrices(cuts, self.shards, mesh, self.device)
         self._pruner = Pruner(config.prune, names, self.shards, full)
-        self._heads = HeadPenalty(config.head_penalty, self.shards, self.device)
 
     @property
     def pruning_metrics(self) -> dict[str, float]:
-        """Metrics of masks and of gates of heads; empty without pruning."""
-        return {**self._pruner.metrics, **self._heads.metrics}
+        """Metrics of the masks; empty without pruning."""
+        return self._pruner.metrics
 
-    def prune_gradients(self, scale: float) -> None:
-        """Set the gradients of pruned weights to zero, and add those of the penalty of open heads.
-
-        Call it before the norm of the gradients is computed.
-
-        Args:
-            scale: the loss scale of the gradients.
-        """
+    def mask_gradients(self) -> None:
+        """Set the gradients of pruned weights to zero. Call it before the norm of the gradients is computed."""
         self._pruner.mask_gradients()
-        self._heads.add_gradients(scale)
 
     @torch.no_grad()
     def update(self, lr: float, norm: float, factor: float, check: StepCheck | None) -> None:
