@@ -66,6 +66,7 @@ def init(
     """Write a job file to start from. With --data, check it as `run` would."""
     from orchestrator.config.document import parse_yaml
     from orchestrator.config.paths import resolve_paths
+    from orchestrator.config.records import COLUMNS
     from orchestrator.config.spec import parse
     from orchestrator.launch.first_job import CHAT, first_job, name_of, write_job
     from orchestrator.launch.job_checks import check_job
@@ -89,6 +90,12 @@ def init(
     text = made.text
     where = str(path) if name is None else "the name"
     spec = resolve_paths(parse(parse_yaml(text, where), where), Path.cwd())
+    if spec.workload.objective in COLUMNS and from_hf is None and tokenizer is None:
+        raise InputError(
+            f"{spec.workload.objective} reads records, and a tokenizer cannot be trained on records",
+            "--tokenizer",
+            "name a folder with one; or give --from-hf FOLDER to fine-tune a model, or --objective causal_lm for plain text",
+        )
     with contextlib.ExitStack() as written:
         if spec.data.chat_template:
             write_job(template, CHAT)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from difflib import get_close_matches
 from typing import Any
 
 from orchestrator.config.fields import keys_of, template_of
@@ -63,7 +64,9 @@ def texts_of(values: Mapping[str, Any], fields: Sequence[str]) -> list[str]:
             if isinstance(text, bytes):
                 raise Unfit("utf-8", f"is not UTF-8 in '{field}'", "convert it to UTF-8")
             kind, but = ("field", "") if text is None else ("type", f" but {type(text).__name__}")
-            raise Unfit(kind, f"has no text '{field}'{but}", "set field to the text's key")
+            near = get_close_matches(field, map(str, values), 1) if field not in values else []
+            hint = f"set field to '{near[0]}'" if near else "set field to the text's key"
+            raise Unfit(kind, f"has no text '{field}'{but}", hint)
         if not is_unicode(text):
             raise Unfit("surrogate", f"has an unpaired surrogate in '{field}'")
         texts.append(text)

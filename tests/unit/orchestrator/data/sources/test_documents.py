@@ -105,6 +105,7 @@ def test_a_windows_file_is_separated_alike(tmp_path: Path) -> None:
         ("a.txt", b"fine\n\xff\xfe\n", "is not UTF-8"),
         ("a.jsonl", b'{"text": "fine"}\n{"text": \n', "line 2, at byte 17: is not JSON"),
         ("a.jsonl", b'{"body": "x"}\n', "line 1, at byte 0: has no text 'text'"),
+        ("a.jsonl", b'{"Text": "x"}\n', "has no text 'text'; set field to 'Text'"),
         ("a.jsonl", b"[1]\n", "is not an object"),
         ("a.jsonl", b'{"text": 3}\n', "has no text 'text'"),
         ("a.jsonl", b'{"text": "\xff"}\n', "is not JSON"),
