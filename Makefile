@@ -137,8 +137,9 @@ docs: install ## the documentation site, into build/docs; needs no network
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
 	@echo "the site is in build/docs: open build/docs/index.html"
 
-test-releases: install ## quantised exports and the contract tests by older and newer releases of libraries: half an hour; torch with CUDA
+test-releases: install ## quantised exports, GGUF files by llama.cpp and the contract tests by older and newer releases of libraries: half an hour; torch with CUDA
 	$(BIN)/python tests/bench/read_by_releases.py build/releases
+	$(BIN)/python tests/bench/llama_cpp_by_releases.py build/releases
 	$(BIN)/python tests/bench/contract_by_releases.py build/releases
 
 findings: ## what public software does that good guesses miss: run each script of findings/, an hour or more

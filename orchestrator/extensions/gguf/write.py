@@ -69,11 +69,13 @@ def add_tokenizer(writer: Any, plain: str, config: Mapping[str, Any]) -> None:
     begins, ends = _frame(wrapped)
     writer.add_add_bos_token(begins)
     writer.add_add_eos_token(ends)
-    for role, add in (
-        ("bos", writer.add_bos_token_id), ("eos", writer.add_eos_token_id), ("unk", writer.add_unk_token_id),
-        ("pad", writer.add_pad_token_id),
+    of_ends = (writer.add_eos_token_id, writer.add_eot_token_id, writer.add_eom_token_id)
+    for number, add in (
+        *zip(_ends(wrapped, config), of_ends, strict=False),
+        (wrapped.bos_token_id, writer.add_bos_token_id),
+        (wrapped.unk_token_id, writer.add_unk_token_id),
+        (wrapped.pad_token_id, writer.add_pad_token_id),
     ):  # fmt: skip
-        number = getattr(wrapped, f"{role}_token_id")
         if number is not None:
             add(number)
     if wrapped.chat_template:
@@ -127,7 +129,27 @@ def _cut(about: Mapping[str, Any]) -> str:
         raise WorkloadError(
             f"llama.cpp splits text as GPT-2, Llama 3 or Qwen 2 do, but this tokenizer does not; {HINT}"
         )
+    for token in about["added_tokens"]:
+        if token["lstrip"] or token["rstrip"] or token["single_word"]:
+            raise WorkloadError(
+                "llama.cpp finds added tokens anywhere and keeps the spaces around them, but "
+                f"{token['content']!r} of this tokenizer has lstrip, rstrip or single_word; {HINT}"
+            )
     return name
+
+
+def _ends(wrapped: Any, config: Mapping[str, Any]) -> list[int]:
+    """Return the tokens that end a text, that of the tokenizer first. Raises WorkloadError for more than three:
+    llama.cpp stops at eos, at the end of a turn (eot) and at the end of a message (eom).
+    """
+    named = config.get("eos_token_id")
+    named = named if isinstance(named, list) else [named]
+    ends = [number for number in dict.fromkeys([wrapped.eos_token_id, *named]) if number is not None]
+    if len(ends) > 3:
+        raise WorkloadError(
+            f"llama.cpp stops at three tokens at most, but {len(ends)} end a text of this model; {HINT}"
+        )
+    return ends
 
 
 def _frame(wrapped: Any) -> tuple[bool, bool]:
