@@ -146,7 +146,11 @@ def test_init_finds_what_lies_deep_in_a_row(folder: Path, row: dict[str, Any], f
         ("rows.jsonl", '{"n": 1}\n', "its first row has no text, only n"),
         ("rows.jsonl", "no row\n", "its first row cannot be read"),
         ("rows.parquet", "no table\n", "its first row cannot be read"),
-        ("rows.jsonl", '{"messages": []}\n', "--tokenizer: conversation reads records, and a tokenizer cannot be"),
+        (
+            "rows.jsonl",
+            '{"messages": []}\n',
+            "--tokenizer: conversation reads records, and a tokenizer cannot be",
+        ),
         ("rows.csv", "", "rows.csv: has no rows; give files with rows"),
         ("rows.csv", "text,label\n", "rows.csv: has no rows; give files with rows"),
         (
