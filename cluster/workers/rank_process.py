@@ -18,6 +18,7 @@ import threading
 import time
 import traceback
 from collections import deque
+from collections.abc import Sequence
 from typing import Any
 
 from cluster.workers.clock import wall
@@ -175,7 +176,7 @@ class HeartbeatSender:
             changes[name] = dataclasses.asdict(changes[name]) if changes[name] else None
         return changes
 
-    def _once(self, fields: dict[str, Any], rows: list[dict[str, Any]]) -> dict[str, Any]:
+    def _once(self, fields: dict[str, Any], rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
         """Return what only this heartbeat has: rows, readings of the node, an answer and the time of a failure."""
         once: dict[str, Any] = {}
         if rows:

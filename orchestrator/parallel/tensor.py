@@ -271,7 +271,8 @@ def _enter_sliced(block: nn.Module, tp: ProcessGroup) -> None:
     and computes their joined product again.
     """
     forward = block.forward
-    joined = block.joined if isinstance(block, FeedForward) and block.gate is not None else None
+    gated = block if isinstance(block, FeedForward) and block.gate is not None else None
+    joined = gated.joined if gated is not None else None
 
     def run(*args: Any) -> Any:
         # Before the gathering, in which 16 bits are half of the bytes. Each layer would make a cast of its own, and
@@ -290,18 +291,18 @@ def _enter_sliced(block: nn.Module, tp: ProcessGroup) -> None:
         kept = _MadeAgain()
         for part, of in zip(parts, whole, strict=True):
             kept.add(of, partial(gathered, part.detach(), LENGTH, tp))
-        if joined is not None:
-            block.joined = partial(_joined_again, joined, kept)
+        if gated is not None and joined is not None:
+            gated.joined = partial(_joined_again, joined, kept)
         with torch.autograd.graph.saved_tensors_hooks(kept.pack, kept.unpack):
             output = forward(*args)
         kept.end()
-        if joined is not None:
-            block.joined = joined
+        if gated is not None and joined is not None:
+            gated.joined = joined
         return output
 
     # Recomputation sets it to False: it keeps nothing of a block, and computes all of it again.
     block.gathers_again = True  # type: ignore[assignment]
-    block.forward = run  # type: ignore[method-assign]
+    block.forward = run
 
 
 def _in_compute_dtype(x: Tensor, block: nn.Module) -> Tensor:
@@ -339,7 +340,8 @@ class _Joined(torch.autograd.Function):
         gate, up = (tensor.detach().requires_grad_() for tensor in ctx.saved_tensors)
         with torch.enable_grad():
             product = ctx.joined(gate, up)
-        return (*torch.autograd.grad(product, (gate, up), grads[0]), None)
+        of_gate, of_up = torch.autograd.grad(product, (gate, up), grads[0])
+        return of_gate, of_up, None
 
 
 @dataclasses.dataclass
