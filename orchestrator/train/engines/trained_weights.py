@@ -74,7 +74,7 @@ class TrainedWeights:
             spec=self._spec,
             slots=self._maker.slots,
             build=self._maker.make,
-            device=device.device,
+            device=self.device,
         )
         self.steps = 0
         self.flaw: Flaw | None = None
