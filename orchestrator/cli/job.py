@@ -94,7 +94,7 @@ def init(
         raise InputError(
             f"{spec.workload.objective} reads records, and a tokenizer cannot be trained on records",
             "--tokenizer",
-            "name a folder with one; or give --from-hf FOLDER to fine-tune a model, or --objective causal_lm for plain text",
+            "name a folder with one; or give --from-hf FOLDER for a model, or --objective causal_lm for plain text",
         )
     with contextlib.ExitStack() as written:
         if spec.data.chat_template:
