@@ -68,7 +68,7 @@ def init(
     from orchestrator.config.paths import resolve_paths
     from orchestrator.config.records import COLUMNS
     from orchestrator.config.spec import parse
-    from orchestrator.launch.first_job import CHAT, first_job, name_of, write_job
+    from orchestrator.launch.first_job import chat_template_for, first_job, name_of, write_job
     from orchestrator.launch.job_checks import check_job
     from orchestrator.resolve.resolved_job import resolve
     from orchestrator.resolve.training_inputs import vocabulary_before_data
@@ -94,12 +94,11 @@ def init(
         raise InputError(
             f"{spec.workload.objective} reads records, and a tokenizer cannot be trained on records",
             "--tokenizer",
-            "name a folder with one; or give --from-hf FOLDER to fine-tune a model, "
-            "or --objective causal_lm for plain text",
+            "name a folder with one; or give --from-hf FOLDER for a model, or --objective causal_lm for plain text",
         )
     with contextlib.ExitStack() as written:
         if spec.data.chat_template:
-            write_job(template, CHAT)
+            write_job(template, chat_template_for(str(spec.data.tokenizer)))
             written.callback(template.unlink)
         if data:
             check_job(spec, begins=True)

@@ -13,6 +13,8 @@ from glob import glob
 from pathlib import Path
 from typing import Any
 
+from tokenizers import Tokenizer
+
 from orchestrator.config.errors import InputError
 from orchestrator.config.records import (
     COLUMNS,
@@ -24,6 +26,7 @@ from orchestrator.config.records import (
     TALKING,
     is_known,
 )
+from orchestrator.data.encoding.tokenizer import load, special_tokens_of
 from orchestrator.data.prepare.chat_template import asks_for_day, find_template, find_tool_template
 from orchestrator.evaluate.of_export import objective_of
 from orchestrator.launch.first_rows import ReadColumns, rows_at, text_at
@@ -55,6 +58,8 @@ CHAT = """\
 {%- endif -%}
 """
 """A chat template for models without one. It writes each message below the name of its role."""
+END = "eos_token"
+"""The variable of `CHAT` for the token that ends an answer."""
 
 TEMPLATE = """\
 # A job: what to train, on what, and where. `orchestrator schema job` describes every key.
@@ -154,6 +159,17 @@ def first_job(
         gpu=int(gpus > 0),
     )
     return FirstJob(text, tuple(_lines(data, by_source, labelled, objective)))
+
+
+def chat_template_for(tokenizer: str) -> str:
+    """Return a chat template for a tokenizer without one.
+
+    An answer ends with the tokenizer's eos_token. If it names none, the template has the token that ends a document.
+    """
+    if END in special_tokens_of(tokenizer):
+        return CHAT
+    text, roles = load(tokenizer, ())
+    return CHAT.replace(END, repr(Tokenizer.from_str(text).id_to_token(roles["eos"])))
 
 
 def check_objective(asked: str) -> None:

@@ -111,12 +111,19 @@ def check_job(document: dict[str, Any]) -> None:
         parse(document)
 
 
+def commands(page: str) -> list[str]:
+    """The commands of a page: lines of its blocks, fenced or indented."""
+    page = re.sub(r" \\\n\s+", " ", page).replace("$(", "(")
+    fenced = "".join(re.findall(r"^```[^\n]*\n(.*?)^```", page, re.M | re.S))
+    return re.findall(r"^(?:\$ )?(orchestrator [a-z].*)$", fenced, re.M) + re.findall(
+        r"^    (orchestrator [a-z].*)$", page, re.M
+    )
+
+
 COMMANDS = [
     pytest.param(shlex.split(line.partition(" 2>")[0], comments=True)[1:], id=f"{name}: {line[:60]}")
     for name, page in PAGES.items()
-    for line in re.findall(
-        r"^(?:\$ |    )(orchestrator [a-z].*)$", re.sub(r" \\\n\s+", " ", page).replace("$(", "("), re.M
-    )
+    for line in commands(page)
 ]
 
 

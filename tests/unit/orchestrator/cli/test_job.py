@@ -187,6 +187,10 @@ def test_init_writes_a_chat_template_for_a_model_that_has_none(command: Any, fol
     assert spec.load(folder / "chat.yaml").data.chat_template == "chat.jinja"
     template = Template((folder / "chat.jinja").read_text(), {"eos_token": "<|endoftext|>"})
     assert template.render(said) == ("user:\na?\nassistant:\nb<|endoftext|>", [(20, 34)])
+    (place / "tokenizer_config.json").unlink()  # as the tokenizer of a run: no file names its eos_token
+    assert command("init", "bare.yaml", *words).code == 0
+    bare = (folder / "bare.jinja").read_text()
+    assert Template(bare, {}).render(said) == template.render(said)
     (place / "chat_template.jinja").write_text("{{ strftime_now('%Y') }}{{ messages[0].content }}")
     rows = [{"messages": said, "tools": []}] * 40
     (folder / "chat.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
