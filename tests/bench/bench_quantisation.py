@@ -7,9 +7,6 @@ A Llama of 0.7 M parameters trains on the text. From its weights it trains `--mo
 quantisation-aware, and quantisation-aware with the run in full precision as its teacher; the seeds give the order of
 these steps' samples. The perplexity of each export is what `orchestrator evaluate` computes with it on the last 4 % of
 each file. llama.cpp's files are read by transformers for it. A second call with the same folder trains what is missing.
-
-With --outliers the weights after the first steps get outliers that do not change what the model computes: some numbers
-of each norm are divided by a factor, and the columns of the layers that read them multiplied by it.
 """
 
 from __future__ import annotations
@@ -92,12 +89,6 @@ class Seed:
         base = self.train("base", self._options.steps, 3e-3)
         more = {"steps": self._options.more, "lr": self._options.lr}
         self._model = self._model | {"init_from": str(base)}
-        if self._options.outliers:
-            plain = self._folder / "outliers"
-            if not (plain / "made").exists():
-                self.export(base, plain, self._options.steps, None)
-                add_outliers(plain, self._options.outliers)
-            self._model, self._tokenizer = {"model": f"hf:{plain}"}, str(plain)
         full = self.train("full", **more)
         yield {"way": "full", "format": "fp32", "perplexity": self.perplexity(full, "full", None)}
         for name in self._options.formats:
@@ -147,25 +138,6 @@ class Seed:
             as_read_by_transformers(target)
 
 
-def add_outliers(folder: Path, factor: float) -> None:
-    """Divide every 32nd number of each norm before a layer by a factor, and multiply what is computed with it."""
-    from safetensors.torch import load_file, save_file
-
-    weights = load_file(folder / "model.safetensors")
-    readers = {
-        "input_layernorm": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
-        "post_attention_layernorm": ("mlp.gate_proj", "mlp.up_proj"),
-    }
-    for norm, layers in readers.items():
-        for name in [name for name in weights if name.endswith(f"{norm}.weight")]:
-            block = name.removesuffix(f"{norm}.weight")
-            weights[name][::32] /= factor
-            for layer in layers:
-                weights[f"{block}{layer}.weight"][:, ::32] *= factor
-    save_file(weights, folder / "model.safetensors", {"format": "pt"})
-    (folder / "made").touch()
-
-
 def as_read_by_transformers(folder: Path) -> None:
     """Write the numbers that a GGUF file stands for beside it, as a folder of transformers."""
     import torch
@@ -189,7 +161,6 @@ def main() -> None:
     options.add_argument("--more", type=int, default=300)
     options.add_argument("--lr", type=float, default=3e-4, help="learning rate of the --more steps")
     options.add_argument("--changes", type=json.loads, default={}, help="other sizes of the model, as JSON")
-    options.add_argument("--outliers", type=float, help="the factor of outliers; without it there are none")
     options.add_argument("--formats", nargs="+", default=list(FORMATS), choices=FORMATS)
     given = options.parse_args()
     split(given.folder, given.files)
