@@ -106,18 +106,18 @@ def of_logits(
         shards: how the classes are cut over ranks.
     """
 
-    def compute(logits: Tensor, differentiates: bool) -> tuple[Tensor, Tensor | None]:
+    def compute(logits: Tensor, differentiates: bool) -> tuple[Tensor, Gradient | None]:
         log_p, log_q = (_log_softmax(each, temperature, shards) for each in (teacher, logits))
         if kind == "forward":
             p = log_p.exp()
             value = shards.total(_dot(p, log_p.sub_(log_q)))
             # d KL(p || q) / d z = (q - p) / T. The memory of log q is used again, since nothing reads it any more.
-            return value, log_q.exp_().sub_(p) if differentiates else None
+            return value, log_q.exp_().sub_(p).mul_ if differentiates else None
         q = log_q.exp()
         if kind == "reverse":
             value = shards.total(_dot(q, log_q.sub_(log_p)))
             # d KL(q || p) / d z = q (log q/p - KL) / T; `log_q` already holds log q/p.
-            return value, q.mul_(log_q.sub_(value.unsqueeze(-1))) if differentiates else None
+            return value, q.mul_(log_q.sub_(value.unsqueeze(-1))).mul_ if differentiates else None
         # log((p + q) / 2) from logarithms: p and q themselves underflow for most of a vocabulary.
         log_m = torch.logaddexp(log_p, log_q).sub_(math.log(2.0))
         p = log_p.exp()
@@ -126,7 +126,7 @@ def of_logits(
         value = (shards.total(of_teacher) + of_student) / 2
         # dJS / dq = log(q / m) / 2: the terms of m cancel. Through the softmax, dJS / dz = q (log q/m - KL(q || m)) /
         # (2 T).
-        return value, q.mul_(log_q.sub_(of_student.unsqueeze(-1))).div_(2) if differentiates else None
+        return value, q.mul_(log_q.sub_(of_student.unsqueeze(-1))).div_(2).mul_ if differentiates else None
 
     return _of_student(student, temperature, compute)
 
@@ -152,24 +152,26 @@ def of_top(top: Top, student: Tensor, temperature: float, kind: Divergence, shar
         shards: how the student's classes are cut over ranks.
     """
 
-    def compute(logits: Tensor, differentiates: bool) -> tuple[Tensor, Tensor | None]:
-        log_q = _log_softmax(logits, temperature, shards)
+    def compute(logits: Tensor, differentiates: bool) -> tuple[Tensor, Gradient | None]:
+        # Probabilities and not their logarithms, because a pass over all logits is what this costs: only those of k
+        # tokens need a logarithm.
+        q = _softmax(logits, temperature, shards)
         local = top.tokens.long() - shards.start
-        outside = (local < 0) | (local >= log_q.shape[-1])
+        outside = (local < 0) | (local >= q.shape[-1])
         local = local.masked_fill(outside, 0)
+        of_tokens = q.gather(-1, local)
         # log_sum is over all classes at this temperature, so these are the teacher's true probabilities and not
         # renormalised ones.
         theirs = _with_rest(top.logits / temperature - top.log_sum.unsqueeze(-1))
-        ours = _with_rest(shards.total(log_q.gather(-1, local).masked_fill(outside, 0.0)))
+        least = torch.finfo(q.dtype).tiny
+        ours = _with_rest(shards.total(of_tokens.clamp_min(least).log().masked_fill(outside, 0.0)))
         value, slope = _of_few(theirs, ours, kind)  # [n], [n, k + 1]
         if not differentiates:
             return value, None
         # dD / dz = q (f - sum q f) with f = dD / dq. All classes outside the k share the f of the remainder.
-        centre = (ours.exp() * slope).sum(-1, keepdim=True)
-        q = log_q.exp_()
-        of_top = q.gather(-1, local) * (slope[:, :-1] - slope[:, -1:])
-        q.mul_(slope[:, -1:] - centre)
-        return value, q.scatter_add_(-1, local, of_top.masked_fill_(outside, 0.0))
+        of_rest = slope[:, -1:] - (ours.exp() * slope).sum(-1, keepdim=True)
+        added = of_tokens.mul_(slope[:, :-1] - slope[:, -1:]).masked_fill_(outside, 0.0)
+        return value, lambda factor: q.mul_(of_rest * factor).scatter_add_(-1, local, added * factor)
 
     return _of_student(student, temperature, compute)
 
@@ -193,10 +195,21 @@ def _of_few(teacher: Tensor, student: Tensor, kind: Divergence) -> tuple[Tensor,
 
 def _log_softmax(logits: Tensor, temperature: float, shards: Shards) -> Tensor:
     """Return log-probabilities at a temperature, fp32 [n, V of this rank], in new memory."""
-    scaled = logits.float() if temperature == 1.0 else logits.float() / temperature
+    scaled = _scaled(logits, temperature)
     if shards is WHOLE:
         return scaled.log_softmax(-1)
     return scaled - log_sum(scaled, shards).unsqueeze(-1)
+
+
+def _softmax(logits: Tensor, temperature: float, shards: Shards) -> Tensor:
+    """Return probabilities at a temperature, fp32 [n, V of this rank], in new memory."""
+    if shards is WHOLE:
+        return _scaled(logits, temperature).softmax(-1)
+    return _log_softmax(logits, temperature, shards).exp_()
+
+
+def _scaled(logits: Tensor, temperature: float) -> Tensor:
+    return logits.float() if temperature == 1.0 else logits.float() / temperature
 
 
 def _dot(first: Tensor, second: Tensor) -> Tensor:
@@ -210,7 +223,9 @@ def _with_rest(log_p: Tensor) -> Tensor:
     return torch.cat((log_p, rest.log()), -1)
 
 
-Compute = Callable[[Tensor, bool], tuple[Tensor, Tensor | None]]
+Gradient = Callable[[Tensor], Tensor]
+"""A function that returns a gradient [n, V] times a factor for each row [n, 1]. It may be called once."""
+Compute = Callable[[Tensor, bool], tuple[Tensor, Gradient | None]]
 
 
 def _of_student(student: Tensor, temperature: float, compute: Compute) -> Tensor:
@@ -234,13 +249,11 @@ class _Rows(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *above: Tensor) -> tuple[Tensor | None, ...]:
-        gradient, ctx.gradient = (
-            ctx.gradient,
-            None,
-        )  # scaled in place, so a second backward pass cannot use it
+        # It is scaled in place, so a second backward pass cannot use it.
+        gradient, ctx.gradient = ctx.gradient, None
         # compute gave T x dD/dz, [n, V]; times T it is the gradient of T^2 D. One factor a row: one pass over [n, V].
         factor = above[0].unsqueeze(-1) * ctx.temperature
-        return gradient.mul_(factor).to(ctx.dtype), None, None, None
+        return gradient(factor).to(ctx.dtype), None, None, None
 
 
 def top_of(logits: Tensor, k: int, temperature: float) -> Top:
