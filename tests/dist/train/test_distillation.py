@@ -56,8 +56,11 @@ MINILM = {
     "logits": None,
     "relations": {"heads": 8, "of": ["queries", "keys", "values"]},
 }
+SIX = {"global_batch": 6}
 LONG = [
     case("gpt-zero2", {"dp": 2, "zero": 2, "micro_batch": 1}, **GPT, distill=LOGITS),
+    # Three micro-batches on two ranks: the second rank gets one without labels, and gathers with the first.
+    case("gpt-uneven", {"dp": 2, "micro_batch": 2}, **GPT, train=SIX, distill={**LOGITS, "shard": True}),
     case("gpt-divided", {"cp": 2, "micro_batch": 2}, **GPT, distill={**LOGITS, "shard": True}),
     case("gpt-divided", {"dp": 2, "zero": 3, "micro_batch": 2}, **GPT, distill={**LOGITS, "shard": True}),
     case("bert-divided", {"dp": 2, "zero": 1, "micro_batch": 2}, **BERT, distill={**INNER, "shard": True}),
