@@ -109,6 +109,8 @@ class Teacher:
         device = device.at_zero_stage(layout.zero, getattr(workload.config, "shared_layers", False))
         train = train.model_copy(update={"compile": False, "determinism": "rerun"})
         self._layout = layout
+        self.gathers = layout.zero == 3 and mesh.data.size > 1
+        """Whether a pass gathers weights from other ranks, and so waits for them."""
         self._mesh = mesh
         self._clock = mesh.clock or StepClock(device.device)
         self._parallel = parallelize(workload, layout, mesh, device, train=train)

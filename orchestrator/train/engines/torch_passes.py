@@ -127,7 +127,8 @@ class TorchPasses:
         mine = squared_norm(self._parallel.data.shards)
         loss, metrics, count, square, load = self.losses.over_ranks(mine, self.take_routing())
         routed = self._routing.named(load)
-        busy = self._busy.seconds() if self._busy and self._is_alone_until_reduction else 0.0
+        waits = not self._is_alone_until_reduction or (self.teacher is not None and self.teacher.gathers)
+        busy = 0.0 if waits or self._busy is None else self._busy.seconds()
         # The backward pass differentiated (sum / expected) x scale; this makes it the gradient of sum / count.
         factor = self.losses.expected / count / self.scale.value
         return StepSums(

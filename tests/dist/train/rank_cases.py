@@ -345,6 +345,7 @@ def run_case(case: dict[str, Any], folder: Path, device: Device) -> None:
         found = {"losses": losses, "norms": norms, "extras": extras, "eval": evaluated, "averaged": averaged}
         found["layers"] = layers
         found["held"] = held
+        found["busy"] = metrics.busy_seconds
         torch.save({**found, "first": first, "state": state}, folder / f"{case['id']}.pt")
 
 

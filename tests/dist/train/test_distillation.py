@@ -56,8 +56,11 @@ MINILM = {
     "logits": None,
     "relations": {"heads": 8, "of": ["queries", "keys", "values"]},
 }
+SIX = {"global_batch": 6}
 LONG = [
     case("gpt-zero2", {"dp": 2, "zero": 2, "micro_batch": 1}, **GPT, distill=LOGITS),
+    # Three micro-batches on two ranks: the second rank gets one without labels, and gathers with the first.
+    case("gpt-uneven", {"dp": 2, "micro_batch": 2}, **GPT, train=SIX, distill={**LOGITS, "shard": True}),
     case("gpt-divided", {"cp": 2, "micro_batch": 2}, **GPT, distill={**LOGITS, "shard": True}),
     case("gpt-divided", {"dp": 2, "zero": 3, "micro_batch": 2}, **GPT, distill={**LOGITS, "shard": True}),
     case("bert-divided", {"dp": 2, "zero": 1, "micro_batch": 2}, **BERT, distill={**INNER, "shard": True}),
@@ -121,6 +124,8 @@ def test_every_layout_trains_as_one_process(tmp_path: Path, gang: LastingGang) -
         if each["name"] == "gpt-divided":
             # Each rank has half of every parameter, rounded up.
             assert 0.5 <= found["held"] / wanted["held"] < 0.51
+            # The ranks wait for each other's part of the teacher, so no rank knows how long it computed alone.
+            assert found["busy"] == 0 < wanted["busy"]
         parts = {"label_loss", "logit_loss"}
         parts |= {"hidden_loss", "relation_loss"} if each["name"] == "bert-inner" else set()
         assert parts <= found["extras"][0].keys()
