@@ -435,11 +435,10 @@ def _sharding(config: TransformerConfig) -> dict[str, str]:
         styles |= {"distances": "heads", "distances.norm": "heads"}
     layer = "*layers.*."
     names = ["attention", "cross_attention"] if seq2seq else ["attention"]
+    cut_over_heads = ("query", "key", "value", *["gates"] * config.head_gates)
     for name in names if not config.latent else []:
-        styles |= {f"{layer}{name}.{part}": "column" for part in ("query", "key", "value")}
+        styles |= {f"{layer}{name}.{part}": "column" for part in cut_over_heads}
         styles[f"{layer}{name}.output"] = "row"
-        if config.head_gates:
-            styles[f"{layer}{name}.gates"] = "column"
     if config.positions == "relative_keys":
         styles |= {f"{layer}attention.distance": "column", f"{layer}attention.relative": "column"}
     if config.qk_norm:
