@@ -94,7 +94,7 @@ class UpdateAgain:
                 results = (self._results(each, optimizer, check.exact) for each in (copies, recomputed))
                 records.extend(_recorded(tensors, check.exact) for tensors in results)
 
-        theirs = self._compute(optimizer, recomputed, lr, check, flaw, update)
+        theirs = self._compute(optimizer, recomputed, lr, check, flaw=flaw, update=update)
         if taker is not None:
             copies_record, own_record = records
             check.update(copies_record, own_record, theirs)
