@@ -59,6 +59,8 @@ class LiveBytes:
             tensor: the tensor.
             category: one of CATEGORIES.
         """
+        if tensor.layout is not torch.strided:
+            return  # a sparse tensor has no storage of its own: its indices and values are counted
         storage = tensor.untyped_storage()
         if storage._cdata in self._storages:
             return
