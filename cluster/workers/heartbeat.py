@@ -16,7 +16,7 @@ import selectors
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence, Set
 from typing import Any
 
 from cluster.workers.clock import wall
@@ -138,12 +138,18 @@ class HeartbeatServer:
             self._status = [dataclasses.replace(rank, hang=None) for rank in self._status]
         self.broadcast({"hangs": True})
 
-    def broadcast(self, message: dict[str, Any]) -> None:
-        """Send a message to all ranks. A rank with a full connection misses it, and soon counts as silent."""
+    def broadcast(self, message: dict[str, Any], to: Set[int] | None = None) -> None:
+        """Send a message to ranks. A rank with a full connection misses it, and soon counts as silent.
+
+        Args:
+            message: the message.
+            to: the ranks; None for all.
+        """
         line = _line(message)
         with self._lock:
-            for connection in self._connections.values():
-                _send(connection, line)
+            for rank, connection in self._connections.items():
+                if to is None or rank in to:
+                    _send(connection, line)
 
     def close(self) -> None:
         """Stop listening. Running ranks end themselves."""
@@ -204,10 +210,7 @@ class HeartbeatServer:
             self.broadcast({"saved": self._saved})
         elif now - self._told_at > SAVED_INTERVAL:
             self._told_at = now
-            line = _line({"saved": self._saved})
-            with self._lock:
-                for rank in self._with_rows & self._connections.keys():
-                    _send(self._connections[rank], line)
+            self.broadcast({"saved": self._saved}, to=self._with_rows)
 
     def _read(self, connection: _Connection) -> bool:
         """Read what has arrived on a connection. Returns whether to keep it."""
@@ -257,8 +260,9 @@ class HeartbeatServer:
         if message.get("rows"):
             self._rows += _with_local_times(message)
             self._with_rows.add(status.rank)
-        shared_fields = {"time": wall(), "node": status.node, "step": max(status.step, 0)}
-        self._nodes += [{**shared_fields, "values": values} for values in message.get("nodes", ())]
+        if readings := message.get("nodes"):
+            shared_fields = {"time": wall(), "node": status.node, "step": max(status.step, 0)}
+            self._nodes += [{**shared_fields, "values": values} for values in readings]
         if message.get("port") and not self._port:
             self._port = message["port"]
             line = _line({"port": self._port})

@@ -293,12 +293,13 @@ def _enter_sliced(block: nn.Module, tp: ProcessGroup) -> None:
             kept.add(of, partial(gathered, part.detach(), LENGTH, tp))
         if gated is not None and joined is not None:
             gated.joined = partial(_joined_again, joined, kept)
-        with torch.autograd.graph.saved_tensors_hooks(kept.pack, kept.unpack):
-            output = forward(*args)
-        kept.end()
-        if gated is not None and joined is not None:
-            gated.joined = joined
-        return output
+        try:
+            with torch.autograd.graph.saved_tensors_hooks(kept.pack, kept.unpack):
+                return forward(*args)
+        finally:
+            kept.end()
+            if gated is not None and joined is not None:
+                gated.joined = joined
 
     # Recomputation sets it to False: it keeps nothing of a block, and computes all of it again.
     block.gathers_again = True  # type: ignore[assignment]

@@ -439,8 +439,8 @@ def _layer_bytes(
     residual = 16.0 if keeps_all else 12.0 if is_fp32 else 8.0
     if keeps_all and shape.gated:  # models with gated feed-forward blocks have RMS norms
         residual += 8.0 if is_fp32 else 11.0
-    # Of the residual part, the inputs of attention and of the feed-forward block. Without sequence parallelism each of
-    # their products has a cast of its own.
+    # The residual part contains the inputs of attention and of the feed-forward block. Without sequence parallelism,
+    # each matrix product keeps its own cast of its input.
     inputs = (8.0 if is_fp32 else 10.0 if shape.gated else 8.0) if keeps_all else 8.0 if is_fp32 else 4.0
     # Without sequence parallelism every tensor-parallel rank keeps the whole residual part.
     undivided = residual

@@ -94,12 +94,10 @@ def teacher_hint(demand: Demand, shape: ModelShape, layout: Layout) -> str:
         demand, shape: what the job asks of the planner, and the sizes of its model and teacher.
         layout: the layout.
     """
-    if shape.teacher is None or peak_bytes(
-        demand, dataclasses.replace(shape, teacher=None), layout
-    ) == peak_bytes(demand, shape, layout):
+    peak = peak_bytes(demand, shape, layout)
+    if peak == peak_bytes(demand, dataclasses.replace(shape, teacher=None), layout):
         return ""
-    sharded = dataclasses.replace(shape, teacher_sharded=True)
-    if peak_bytes(demand, sharded, layout) < peak_bytes(demand, shape, layout):
+    if peak_bytes(demand, dataclasses.replace(shape, teacher_sharded=True), layout) < peak:
         return "set distill.shard to true, so that the data-parallel ranks divide the teacher's weights"
     if not early_teacher_bytes(demand, shape, layout):
         return ""

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
-import torch.distributed as dist
 
 from orchestrator.parallel.parameter_shard import ParameterShard
+from orchestrator.parallel.rank_messages import sum_over_ranks
 from workloads.model.head_gates import gates_of, open_probability
 from workloads.model.stored import is_gates
 
@@ -53,6 +53,5 @@ class HeadPenalty:
             if shard.counted:
                 # Offloaded shards are elsewhere.
                 sums += torch.stack([(gates_of(log_alpha) > 0.0).sum(), probability.sum()]).to(sums)
-        dist.all_reduce(sums)
-        is_open, probable = sums.tolist()
+        is_open, probable = sum_over_ranks(sums.cpu()).tolist()
         self.metrics = {"open_heads": is_open, "head_penalty": self._penalty * probable}

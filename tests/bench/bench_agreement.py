@@ -19,10 +19,9 @@ from multiprocessing.connection import Connection
 
 import torch
 import torch.distributed as dist
-from bench_groups import on_gloo
+from bench_groups import meet, on_gloo
 
 from orchestrator.parallel.deterministic_reduction import tree_sum
-from orchestrator.parallel.device import LAZY_GLOO
 from orchestrator.parallel.layout import Layout
 from orchestrator.parallel.rank_messages import agree, sum_over_ranks
 
@@ -56,10 +55,7 @@ VARIANTS: dict[str, Callable[[], None]] = {
 def join(variant: str, port: int, rank: int, layout: Layout, answer: Connection) -> None:
     """The program of one rank."""
     try:
-        torch.set_num_threads(1)
-        os.environ[LAZY_GLOO] = "1"
-        store = dist.TCPStore("127.0.0.1", port, is_master=rank == 0, wait_for_workers=False)
-        dist.init_process_group("gloo", store=store, rank=rank, world_size=layout.world)
+        meet("gloo", port, rank, layout)
         exchange = VARIANTS[variant]
         exchange()  # connects
         answer.send("ready")

@@ -69,13 +69,18 @@ def threads() -> int:
     return len(os.listdir("/proc/self/task"))
 
 
+def meet(backend: str, port: int, rank: int, layout: Layout) -> None:
+    """Let a process of one thread join the others at a port, with connections that are made when they are needed."""
+    torch.set_num_threads(1)
+    os.environ[LAZY_GLOO] = "1"
+    store = dist.TCPStore("127.0.0.1", port, is_master=rank == 0, wait_for_workers=False)
+    dist.init_process_group(backend, store=store, rank=rank, world_size=layout.world)
+
+
 def join_with_gpu(variant: str, port: int, rank: int, layout: Layout, answer: Connection) -> None:
     """The program of one rank with real gloo, and with a stand-in for NCCL."""
     try:
-        torch.set_num_threads(1)
-        os.environ[LAZY_GLOO] = "1"
-        store = dist.TCPStore("127.0.0.1", port, is_master=rank == 0, wait_for_workers=False)
-        dist.init_process_group("cpu:gloo,cuda:fake", store=store, rank=rank, world_size=layout.world)
+        meet("cpu:gloo,cuda:fake", port, rank, layout)
         dist.all_reduce(torch.ones(1))
         before = sockets(), threads()
         answer.send("ready")

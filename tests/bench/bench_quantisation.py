@@ -139,7 +139,7 @@ class Seed:
 
 
 def as_read_by_transformers(folder: Path) -> None:
-    """Write the numbers that a GGUF file stands for beside it, as a folder of transformers."""
+    """Read the GGUF file of a folder with transformers, and save the model in the same folder in full precision."""
     import torch
     from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 

@@ -67,7 +67,7 @@ class UpdateAgain:
         self._build = build
         self._device = device
         self._their_facts: list[list[Fact]] | None = None
-        """Of the bundles of `giver`. They stay the same, so they are sent once."""
+        """Names and shapes in the bundles of `giver`, which never change. None until `giver` has sent them."""
 
     @torch.no_grad()
     def step(
